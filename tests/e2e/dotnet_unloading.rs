@@ -36,11 +36,14 @@ pub fn start_unloading(dotnet: &DotNet, version: Version, seconds: &str) -> Resu
     Ok(app)
 }
 
-/// The program's own counts: turns and failures.
+/// The program's own counts: turns and failures, which are printed.
 pub fn counts(app: &Running) -> Result<(u64, u64)> {
     let printed = app.printed();
     let line = printed.lines().rev().find(|line| line.starts_with("turns "));
     let words: Vec<&str> = line.context("no counts")?.split(' ').collect();
+    for failure in printed.lines().filter(|line| line.starts_with("failure ")) {
+        println!("{failure}");
+    }
     match words[..] {
         [_, turns, _, failures] => Ok((turns.parse()?, failures.parse()?)),
         _ => bail!("{words:?}"),

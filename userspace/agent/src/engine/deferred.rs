@@ -297,7 +297,7 @@ impl Engine {
     }
 
     fn add_raw(&mut self, raw: &Raw, space: &Space, user: &[u64], end: End) {
-        let era = self.managed.era_of(raw.image);
+        let era = self.managed.era_of(raw.image, raw.header.time);
         if raw.header.flags & FLAG_WAIT != 0 {
             let stack = Stack { user: user.into(), end, era, space: space.clone() };
             self.settle_wait(raw.header.tid, raw.header.time, stack);

@@ -197,13 +197,13 @@ impl Engine {
         let domain = self.managed.domain_of(image, header.tid, domain_read(&header));
         if header.flags & FLAG_WAIT != 0 {
             let thread = ThreadKey { image, tid: header.tid, comm: header.comm, domain };
-            let (user, era) = (user.into(), self.managed.era_of(image));
+            let (user, era) = (user.into(), self.managed.era_of(image, header.time));
             self.begin_wait(sample, thread, Some(Stack { user, end, era, space }));
             return;
         }
         if header.flags & FLAG_THREAD != 0 && self.wall.is_some() {
             let thread = ThreadKey { image, tid: header.tid, comm: header.comm, domain };
-            let (user, era) = (user.into(), self.managed.era_of(image));
+            let (user, era) = (user.into(), self.managed.era_of(image, header.time));
             self.take_thread(sample, thread, Stack { user, end, era, space });
             return;
         }
@@ -213,7 +213,7 @@ impl Engine {
             user,
             end,
             flags: header.flags & FLAG_KERNEL_CUT,
-            era: self.managed.era_of(image),
+            era: self.managed.era_of(image, header.time),
         };
         let event = Event { kind, header: &header, block: block.as_ref(), is_kept };
         self.take_described(event, (image, domain), words, &space);

@@ -153,7 +153,7 @@ impl Engine {
             user: &user,
             end: End::from_byte(header.end).unwrap_or(End::NoProcess),
             flags: 0,
-            era: self.managed.era_of(image),
+            era: self.managed.era_of(image, header.time),
         };
         let event = Event { kind, header: &header, block: Some(&block), is_kept: true };
         self.take_described(event, (image, domain), words, space);

@@ -232,7 +232,13 @@ fn reach(pid: u32, attach: bool) -> Result<Bridge, AttachError> {
         };
         match outcome {
             Ok((session, loaded)) => {
-                return Ok(Bridge { session, loaded, lag: Lag::Behind, probe: None });
+                return Ok(Bridge {
+                    session,
+                    loaded,
+                    lag: Lag::Behind,
+                    is_at_end: false,
+                    probe: None,
+                });
             }
             Err(error) if error.may_pass() && !deadline.has_passed() => {
                 std::thread::sleep(RETRY);
@@ -346,6 +352,8 @@ pub struct Bridge {
     /// strata has loaded it, and detaches it.
     loaded: bool,
     lag: Lag,
+    /// The last reading has left nothing in the log.
+    is_at_end: bool,
     /// Where it reports events; removed after it.
     probe: Option<Probe>,
 }
@@ -375,6 +383,7 @@ impl Bridge {
                 taking.take(Update::CaughtUp);
             }
             *taking.lag = taking.lag.after(read.caught_up, read.at_end);
+            self.is_at_end = read.at_end;
             if !read.more {
                 return read.life == Life::Running;
             }
@@ -389,6 +398,11 @@ impl Bridge {
     /// log.
     pub fn is_behind(&self) -> bool {
         self.lag != Lag::None
+    }
+
+    /// Whether all was read that had been written when reading began last.
+    pub fn is_at_end(&self) -> bool {
+        self.is_at_end
     }
 
     /// Whether strata has loaded it, and detaches it.

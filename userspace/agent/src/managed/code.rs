@@ -2,7 +2,8 @@
 //! unwound.
 //!
 //! Methods come and go while they are sampled, so the code is versioned by *era*: a new era begins
-//! when code is replaced by other code, and an address is looked up in the era of its sample. While
+//! when code is replaced by other code, and an address is looked up in the era of its sample, which
+//! follows from the sample's time and those of the records ([`CodeMap::era_at`]). While
 //! records are read that were written long before, code comes and goes that no sample at that time is
 //! of: such samples have an era before all of it ([`CodeMap::hold_era`]). For
 //! the kernel the code is divided into units of 256 KiB; a unit is rebuilt when code in it has
@@ -13,7 +14,7 @@
 //! is counted ([`CodeMap::bytes`]), and every search is by address.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use std::ops::RangeInclusive;
 
@@ -42,6 +43,12 @@ const MAX_RETIRED_IN_PAGE: usize = 2048;
 /// The eras for which stacks are unwound through code that is gone: some seconds of a program that
 /// replaces all of its code all the time. Later, other code may be there without a record.
 const LATELY: u32 = 16_384;
+/// The eras whose beginnings are known: samples arrive in the turn after they were taken.
+const MOST_BEGUN: usize = LATELY as usize;
+/// For so many nanoseconds.
+const BEGUN_FOR: u64 = 5_000_000_000;
+/// Records are written while others are read; reading takes less than this many nanoseconds.
+const READING: u64 = 1_000_000_000;
 const PAGE: u32 = 12;
 /// The largest code of one method; more is invalid.
 const MAX_SIZE: u32 = 16 << 20;
@@ -112,6 +119,10 @@ pub struct CodeMap {
     era: u32,
     /// The era of samples, while records are read that were written before them.
     held: Option<u32>,
+    /// When the last eras began, in the monotonic clock's nanoseconds; the oldest first.
+    begun: VecDeque<(u64, u32)>,
+    /// When the record was written that is applied now.
+    time: u64,
     /// How many spans lie in a unit.
     units: HashMap<u64, u32>,
     dirty: BTreeSet<u64>,
@@ -141,6 +152,8 @@ impl Default for CodeMap {
             retired_count: 0,
             era: 0,
             held: None,
+            begun: VecDeque::new(),
+            time: 0,
             units: HashMap::default(),
             dirty: BTreeSet::new(),
             is_behind: false,
@@ -224,7 +237,7 @@ impl CodeMap {
         }
         // Samples of a held era are of what is there when all is read, also if that ends before they
         // are named.
-        let born = self.sample_era();
+        let born = self.held.unwrap_or(self.era);
         self.spans.insert(start, Span { size, rows, owner: method.into(), born });
         self.use_method(method);
         for unit in units_of(start, end) {
@@ -249,7 +262,7 @@ impl CodeMap {
             let before = std::mem::replace(&mut span.rows, rows);
             let end = start + u64::from(span.size);
             // Rules cached for the old code must not be used any more.
-            self.era = self.era.wrapping_add(1);
+            self.begin_era();
             self.touch(start, end);
             self.row_lists.release(before);
         } else {
@@ -320,7 +333,7 @@ impl CodeMap {
         if gone.is_empty() {
             return;
         }
-        self.era = self.era.wrapping_add(1);
+        self.begin_era();
         for at in gone {
             if let Some(span) = self.spans.remove(&at) {
                 let end = at + u64::from(span.size);
@@ -431,6 +444,7 @@ impl CodeMap {
             + self.unused.len() * size_of::<MethodIndex>()
             + self.retired_count * size_of::<Retired>() * 2
             + (self.retired.len() + self.units.len() + self.dirty.len()) * SMALL
+            + self.begun.capacity() * size_of::<(u64, u32)>()
             + self.rules.len() * (size_of::<Rule>() * 2 + SMALL)
     }
 
@@ -466,6 +480,30 @@ impl CodeMap {
         self.era
     }
 
+    /// What is applied next was written at this time: a claim of the process. Records of several
+    /// threads may be out of order by moments. A time that is still to come is another clock's, in a
+    /// time namespace: then samples are of what was read before they were taken in.
+    pub fn set_time(&mut self, time: u64, read_at: u64) {
+        if time <= read_at.saturating_add(READING) {
+            self.time = self.time.max(time);
+        }
+    }
+
+    fn begin_era(&mut self) {
+        self.era = self.era.wrapping_add(1);
+        if self.held.is_some() {
+            return;
+        }
+        let oldest = self.time.saturating_sub(BEGUN_FOR);
+        while self.begun.pop_front_if(|(time, _)| *time < oldest).is_some() {}
+        if self.begun.len() >= MOST_BEGUN {
+            self.begun.pop_front();
+        }
+        // No sample lies between two of the same time.
+        self.begun.pop_back_if(|(time, _)| *time == self.time);
+        self.begun.push_back((self.time, self.era));
+    }
+
     /// From here on records are read that were written before the samples that come meanwhile: what
     /// they say of code may be over. Such a sample is of code that is there when all is read, or was
     /// there last.
@@ -473,17 +511,36 @@ impl CodeMap {
         // What ends meanwhile had ended when this era began, and what comes is of the next one.
         self.era = self.era.wrapping_add(1);
         self.held = Some(self.era);
+        self.begun.clear();
+        self.begun.push_back((0, self.era));
         self.era = self.era.wrapping_add(1);
     }
 
     /// What is read from here on is no older than the samples.
     pub fn release_era(&mut self) {
-        self.held = None;
+        if self.held.take().is_some() {
+            self.begun.push_back((self.time, self.era));
+        }
     }
 
-    /// The era of samples that come now.
-    pub fn sample_era(&self) -> u32 {
-        self.held.unwrap_or(self.era)
+    pub fn is_held(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Whether this is the era of samples whose code is not known before all is read.
+    pub fn is_held_at(&self, era: u32) -> bool {
+        self.held == Some(era)
+    }
+
+    /// The era of a sample that was taken at this time, if all has been read that was written until
+    /// then.
+    pub fn era_at(&self, time: u64) -> u32 {
+        if let Some(held) = self.held {
+            return held;
+        }
+        let later = self.begun.partition_point(|(begun, _)| *begun <= time);
+        let then = self.begun.get(later.saturating_sub(1));
+        then.map_or(self.era, |(_, era)| if later == 0 { era.wrapping_sub(1) } else { *era })
     }
 
     /// All units are to be built again.
@@ -555,13 +612,17 @@ impl CodeMap {
             .flatten()
             .find(|old| old.holds(address) && old.span.born <= era && era < old.died)
             .and_then(|old| old.span.method().map(|method| Found { method, start: old.start }));
-        // No code was known there: the code published next was there already, and published late.
-        let next = now.and_then(|(start, span)| Some(Found { method: span.method()?, start }));
         // Or it lived for so short a time that it was gone when its stack arrived.
-        then.or(next).or_else(|| {
+        then.or_else(|| {
             let gone = self.gone_at(address)?;
             Some(Found { method: gone.span.method()?, start: gone.start })
         })
+    }
+
+    /// The method whose code is at an address now, of whichever era.
+    pub fn method_now(&self, address: u64) -> Option<Found> {
+        let (start, span) = self.span_at(address)?;
+        Some(Found { method: span.method()?, start })
     }
 
     /// Units whose code has changed since the last call: at most so many, the others at the next
@@ -570,7 +631,7 @@ impl CodeMap {
         if self.is_behind {
             // Tables of the last era are out of date where units were left over: rules cached from
             // them must not outlive them.
-            self.era = self.era.wrapping_add(1);
+            self.begin_era();
         }
         let rest = match self.dirty.iter().nth(most) {
             Some(&first) => self.dirty.split_off(&first),
@@ -754,8 +815,55 @@ mod tests {
         assert_eq!(map.method_at(0x1090, after).map(|f| f.method), Some(MethodIndex(2)));
         assert_eq!(map.method_at(0x1010, after), None, "it was overwritten, so it is gone");
         map.insert(0x9000, 0x100, &[(0, rule(8))], MethodIndex(3));
-        let late = map.method_at(0x9000, before).map(|f| f.method);
-        assert_eq!(late, Some(MethodIndex(3)), "announced after it was sampled");
+        assert_eq!(map.method_at(0x9000, before), None, "it came later");
+    }
+
+    #[test]
+    fn a_sample_is_of_the_code_that_was_there_at_its_time() {
+        let mut map = CodeMap::default();
+        let found =
+            |map: &CodeMap, time| map.method_at(0x1008, map.era_at(time)).map(|f| f.method.0);
+        map.set_time(100, 1000);
+        map.insert(0x1000, 0x40, &[(0, rule(8))], MethodIndex(1));
+        assert_eq!(found(&map, 150), Some(1));
+        // Other code comes to its place, and goes, before any of it was read.
+        map.set_time(200, 1000);
+        map.remove(0x1000);
+        map.set_time(300, 1000);
+        map.insert(0x1000, 0x60, &[(0, rule(8))], MethodIndex(2));
+        map.set_time(400, 1000);
+        map.remove(0x1000);
+        map.insert(0x1000, 0x40, &[(0, rule(8))], MethodIndex(3));
+        let at = |map: &CodeMap, times: [u64; 5]| times.map(|time| found(map, time));
+        let all = [Some(1), Some(1), Some(2), Some(2), Some(3)];
+        assert_eq!(at(&map, [99, 199, 300, 399, 400]), all);
+        // A record that is out of order, and one that claims a time to come.
+        map.set_time(350, 1000);
+        map.remove(0x1000);
+        map.insert(0x1000, 0x50, &[(0, rule(8))], MethodIndex(4));
+        map.set_time(500, 1000);
+        map.set_time(u64::MAX, 1000);
+        map.remove(0x1000);
+        map.insert(0x1000, 0x40, &[(0, rule(8))], MethodIndex(5));
+        let all = [Some(2), Some(2), Some(4), Some(4), Some(5)];
+        assert_eq!(at(&map, [300, 399, 400, 499, 500]), all);
+    }
+
+    #[test]
+    fn beginnings_of_eras_are_known_for_some_seconds() {
+        let mut map = CodeMap::default();
+        let mut replace = |time: u64| {
+            map.set_time(time, time);
+            map.insert(0x1000, 0x40, &[(0, rule(8))], MethodIndex(time as u32));
+            map.remove(0x1000);
+            map.begun.len()
+        };
+        let lengths: Vec<_> = (0..40_000).map(&mut replace).collect();
+        assert_eq!(lengths.iter().max(), Some(&MOST_BEGUN));
+        assert_eq!(replace(BEGUN_FOR + 39_999), 2);
+        assert_eq!(replace(BEGUN_FOR * 3), 1);
+        // A time before all of them is of the era before the first.
+        assert_eq!(map.era_at(0), map.era() - 1);
     }
 
     #[test]
@@ -766,13 +874,13 @@ mod tests {
         map.insert(0x2000, 0x40, &[(0, rule(8))], MethodIndex(2));
         map.insert(0x3000, 0x40, &[(0, rule(8))], MethodIndex(3));
         map.insert(0x4000, 0x40, &[(0, rule(8))], MethodIndex(4));
-        let before = map.sample_era();
+        let before = map.era();
         map.hold_era();
-        let meanwhile = map.sample_era();
+        let meanwhile = map.era_at(0);
         // All of this was over when the sample was taken.
         map.remove(0x1000);
         map.insert(0x1000, 0x40, &[(0, rule(8))], MethodIndex(11));
-        assert_eq!(map.sample_era(), meanwhile);
+        assert_eq!(map.era_at(u64::MAX), meanwhile);
         map.remove(0x1000);
         map.insert(0x1000, 0x60, &[(0, rule(8))], MethodIndex(12));
         map.insert(0x2010, 0x40, &[(0, rule(8))], MethodIndex(13));
@@ -783,7 +891,7 @@ mod tests {
         let at =
             |era| [0x1008, 0x2008, 0x2018, 0x3008, 0x4008].map(|address| found(&map, address, era));
         assert_eq!(at(before), [Some(1), Some(2), Some(2), Some(3), Some(4)]);
-        for era in [meanwhile, map.sample_era()] {
+        for era in [meanwhile, map.era_at(u64::MAX)] {
             assert_eq!(at(era), [Some(12), None, Some(13), None, Some(4)], "{era}");
         }
         assert_eq!(found(&map, 0x5008, meanwhile), Some(14), "it may have ended just now");
@@ -791,12 +899,12 @@ mod tests {
         map.remove(0x2010);
         map.insert(0x2010, 0x40, &[(0, rule(8))], MethodIndex(16));
         assert_eq!(found(&map, 0x2018, meanwhile), Some(13));
-        assert_eq!(found(&map, 0x2018, map.sample_era()), Some(16));
+        assert_eq!(found(&map, 0x2018, map.era_at(u64::MAX)), Some(16));
         // What ends later was there.
         map.remove(0x4000);
         map.insert(0x4000, 0x40, &[(0, rule(8))], MethodIndex(15));
         assert_eq!(found(&map, 0x4008, meanwhile), Some(4));
-        assert_eq!(found(&map, 0x4008, map.sample_era()), Some(15));
+        assert_eq!(found(&map, 0x4008, map.era_at(u64::MAX)), Some(15));
     }
 
     #[test]

@@ -455,8 +455,10 @@ impl Managed {
         (current && (target.knows_code() || target.is_expected)).then_some(&target.units)
     }
 
-    pub fn era_of(&self, image: ImageId) -> u32 {
-        self.targets.get(&image).map_or(0, |target| target.runtime.code.sample_era())
+    /// The era of a process's generated code in which a sample was taken, by its time.
+    pub fn era_of(&mut self, image: ImageId, time: u64) -> u32 {
+        let Self { targets, looker, meter, .. } = self;
+        targets.get_mut(&image).map_or(0, |target| target.era_at(time, looker, meter))
     }
 
     /// A stack led to unpublished code, which has called something or not. True while an answer may
@@ -546,7 +548,10 @@ impl Managed {
             target.look_at_stubs(&mut self.code_reader);
             target.flushed_addresses = target.sampled.len();
             target.flushed_era = target.runtime.code.era();
-            target.nameless.clear();
+            // What was read last may be theirs: it is kept until they are described.
+            for (address, era) in std::mem::take(&mut target.nameless) {
+                target.ask_about(address, era);
+            }
         }
         // Of processes whose memory answers, which is most of them.
         self.code_reader.settle(ALL_TOGETHER);

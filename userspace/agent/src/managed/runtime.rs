@@ -83,6 +83,8 @@ pub struct Runtime {
     bytes: usize,
     /// Records refused because of the budget.
     pub refused: u64,
+    /// The monotonic time when reading its records began last.
+    pub read_at: u64,
 }
 
 impl Runtime {
@@ -114,6 +116,7 @@ impl Runtime {
 
     /// Adds one record, if the memory stays within `most` bytes.
     pub fn take(&mut self, record: RawRecord<'_>, most: usize) -> Result<(), DecodeError> {
+        self.code.set_time(record.time, self.read_at);
         if record.kind == kind::METHOD {
             let method = MethodView::of(record.fields)?;
             if !self.is_refused(most) {
@@ -368,12 +371,17 @@ impl Runtime {
     }
 
     pub fn find(&self, address: u64, era: u32) -> Option<Found> {
-        self.code.method_at(address, era)
+        self.code.method_at(address, era).or_else(|| {
+            // An answer comes after the sample that it was asked for. Other code came later.
+            let next = self.code.method_now(address)?;
+            let kind = self.methods.get(next.method)?.kind();
+            (kind == Some(MethodKind::Resolved)).then_some(next)
+        })
     }
 
     /// Finds the method at a sampled address, which is kept until its samples are described.
     pub fn find_sampled(&mut self, address: u64, era: u32) -> Option<Found> {
-        let found = self.code.method_at(address, era)?;
+        let found = self.find(address, era)?;
         if let Some(method) = self.methods.get_mut(found.method) {
             method.is_sampled = true;
         }
@@ -646,6 +654,26 @@ mod tests {
         assert_eq!(runtime.methods.len(), 1);
         runtime.forget_described(runtime.code.era());
         assert_eq!(runtime.methods.len(), 0);
+    }
+
+    #[test]
+    fn an_answer_names_a_sample_from_before_it_and_code_that_came_later_does_not() {
+        let mut runtime = Runtime::default();
+        runtime.take_record(method(1, 0x1000), MAX_BYTES);
+        let before = runtime.code.era();
+        unload(&mut runtime, 1, 0x1000);
+        let answer = MethodRecord {
+            asked_ip: 0x2008,
+            kind: MethodKind::Resolved as u8,
+            ..method(2, 0x2000)
+        };
+        runtime.take_record(answer, MAX_BYTES);
+        runtime.take_record(method(3, 0x3000), MAX_BYTES);
+        let function = |address| {
+            let found = runtime.find(address, before)?;
+            runtime.method_of(found.method).map(|method| method.function)
+        };
+        assert_eq!([0x2008, 0x3008].map(function), [Some(2), None]);
     }
 
     #[test]

@@ -11,6 +11,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use strata_bridge_protocol::shared_file::monotonic_time;
 use strata_clr::session::Which;
 use strata_kinds::Kind;
 
@@ -288,6 +289,22 @@ impl Target {
         }
     }
 
+    /// The era of a sample that was taken at this time. Code may have ended, and other code come to
+    /// its place, since the records were read last: they are read first.
+    pub fn era_at(&mut self, time: u64, looker: &mut MapsReader, meter: &mut Meter) -> u32 {
+        if time > self.runtime.read_at && matches!(self.state, State::Attached(_)) {
+            self.take_in_between(looker, meter);
+        }
+        // What was not read may be the end of the code that is known there.
+        if let State::Attached(bridge) = &self.state
+            && (time > self.runtime.read_at || !bridge.is_at_end())
+            && !self.runtime.code.is_held()
+        {
+            self.runtime.code.hold_era();
+        }
+        self.runtime.code.era_at(time)
+    }
+
     /// Begins the turn of this process: false when it has used up its time.
     pub fn take_turn(
         &mut self,
@@ -326,6 +343,7 @@ impl Target {
     pub fn take_in(&mut self, looker: &mut MapsReader, until: Instant) {
         let State::Attached(bridge) = &mut self.state else { return };
         let runtime = &mut self.runtime;
+        runtime.read_at = monotonic_time();
         let most = self.most_bytes;
         let (mut has_reported, mut was_overtaken) = (false, false);
         let alive = bridge.poll(looker, until, &mut |update| {
@@ -345,7 +363,10 @@ impl Target {
         });
         self.has_reported |= has_reported;
         if !bridge.is_behind() {
-            runtime.code.release_era();
+            // Code that existed before is reported later than it was sampled.
+            if bridge.is_at_end() && runtime.enumerated {
+                runtime.code.release_era();
+            }
         } else if was_overtaken {
             self.expect_again();
         }
@@ -468,6 +489,11 @@ impl Target {
 
     /// Requests the metadata of a code address; false when its method is not known yet.
     pub fn ask_about(&mut self, address: u64, era: u32) -> bool {
+        let is_attached = matches!(self.state, State::Attached(_));
+        if is_attached && self.runtime.code.is_held_at(era) {
+            // What is known there may be older.
+            return false;
+        }
         let found = self.runtime.find_sampled(address, era);
         let State::Attached(bridge) = &mut self.state else { return true };
         match found {
