@@ -70,7 +70,8 @@ pub struct Store {
     pub segments: Segments,
     blocks: HashMap<u64, Published>,
     owners: HashMap<u32, Owner>,
-    skipped: HashSet<u32>,
+    /// Processes whose samples are not wanted, and whether the kernel's map has that.
+    skipped: HashMap<u32, bool>,
     /// Processes of which some elapsed time is not wanted (`UNWANTED_*`).
     unwanted: HashMap<u32, u32>,
     /// By process: generations of the program that it was before.
@@ -96,7 +97,7 @@ impl Store {
             segments: Segments::new(limit),
             blocks: HashMap::default(),
             owners: HashMap::default(),
-            skipped: HashSet::default(),
+            skipped: HashMap::default(),
             unwanted: HashMap::default(),
             outdated: HashMap::default(),
             withheld: HashSet::default(),
@@ -247,33 +248,43 @@ impl Store {
                 },
                 flags: if waits { PROCESS_PATIENT } else { 0 },
             };
-            // The map is full: evicts the least recently sampled process.
-            if let Err(error) = programs.set_process(pid, entry) {
-                let other = self.least_used().filter(|other| *other != pid);
-                let set = match other {
-                    Some(other) => {
-                        self.withdraw(programs, other);
-                        self.evicted += 1;
-                        programs.set_process(pid, entry)
-                    }
-                    None => Err(error),
-                };
-                if let Err(error) = set {
-                    self.refused += 1;
-                    if let Some(owner) = self.owners.remove(&pid) {
-                        self.release(owner.block, now);
-                    }
-                    if let Some(old) = old {
-                        self.release(old.block, now);
-                    }
-                    return Err(error);
+            if let Err(error) = self.set_process(programs, pid, entry) {
+                self.refused += 1;
+                if let Some(owner) = self.owners.remove(&pid) {
+                    self.release(owner.block, now);
                 }
+                if let Some(old) = old {
+                    self.release(old.block, now);
+                }
+                return Err(error);
             }
         }
         if let Some(old) = old {
             self.release(old.block, now);
         }
         Ok(())
+    }
+
+    /// Where the map is full, the entry of a skipped process makes room, whose samples are skipped here
+    /// then; where there is none, the least recently sampled process.
+    fn set_process(
+        &mut self,
+        programs: &mut Programs,
+        pid: u32,
+        entry: Process,
+    ) -> Result<(), LoadError> {
+        let Err(error) = programs.set_process(pid, entry) else { return Ok(()) };
+        if let Some((other, has_entry)) = self.skipped.iter_mut().find(|(_, has_entry)| **has_entry)
+        {
+            *has_entry = false;
+            programs.remove_process(*other);
+        } else if let Some(other) = self.least_used().filter(|other| *other != pid) {
+            self.withdraw(programs, other);
+            self.evicted += 1;
+        } else {
+            return Err(error);
+        }
+        programs.set_process(pid, entry)
     }
 
     /// Processes without a budget of raw records that may get one now.
@@ -286,11 +297,14 @@ impl Store {
         if let Some(owner) = self.owners.remove(&pid) {
             self.release(owner.block, Instant::now());
         }
-        self.skipped.insert(pid);
         let entry = Process { flags: PROCESS_SKIP, ..Process::default() };
-        if let Err(error) = programs.set_process(pid, entry) {
+        let set = programs.set_process(pid, entry);
+        if let Err(error) = &set {
             tracing::debug!(pid, %error, "a process cannot be skipped in the kernel");
+            // What it was published with.
+            programs.remove_process(pid);
         }
+        self.skipped.insert(pid, set.is_ok());
     }
 
     /// Which of a process's elapsed time is not wanted (`UNWANTED_*`), until it executes another program.
@@ -323,7 +337,7 @@ impl Store {
         for (pid, _) in std::mem::take(&mut self.unwanted) {
             programs.set_unwanted(pid, 0);
         }
-        for pid in std::mem::take(&mut self.skipped) {
+        for (pid, _) in std::mem::take(&mut self.skipped) {
             programs.remove_process(pid);
         }
     }
@@ -404,7 +418,7 @@ impl Store {
     pub fn withdraw(&mut self, programs: &mut Programs, pid: u32) {
         self.outdated.remove(&pid);
         let owner = self.owners.remove(&pid);
-        if self.skipped.remove(&pid) || owner.is_some() {
+        if self.skipped.remove(&pid).is_some() || owner.is_some() {
             programs.remove_process(pid);
         }
         if let Some(owner) = owner {
@@ -414,7 +428,7 @@ impl Store {
 
     /// Whether samples of a process are skipped.
     pub fn is_skipped(&self, pid: u32) -> bool {
-        self.skipped.contains(&pid)
+        self.skipped.contains_key(&pid)
     }
 
     /// Whether a process is published.
@@ -603,6 +617,32 @@ mod tests {
         assert!(!store.is_published(PID + 2));
         assert!(programs.process(PID + 2).is_none());
         assert_eq!(store.published().count(), (next - PID - 1) as usize);
+    }
+
+    /// Needs root, and loads the programs.
+    #[test]
+    fn skipped_processes_make_room_for_those_that_are_sampled() {
+        let (mut store, mut programs) = (store(), programs());
+        publish(&mut store, &mut programs, PID, 0x1000);
+        let mut next = PID + 1;
+        let has_entry = |programs: &Programs, pid| programs.process(pid).is_some();
+        store.skip(&mut programs, next);
+        while has_entry(&programs, next) {
+            next += 1;
+            assert!(next - PID < 1 << 18, "the map has a bound");
+            store.skip(&mut programs, next);
+        }
+        assert!(store.is_skipped(next), "without an entry");
+        for newcomer in 1..=10 {
+            publish(&mut store, &mut programs, next + newcomer, 0x1000);
+            assert!(store.is_published(PID) && has_entry(&programs, PID));
+        }
+        let without = (PID + 1..=next).filter(|pid| !has_entry(&programs, *pid)).count();
+        assert_eq!((without, store.evicted, store.refused), (11, 0, 0));
+        assert!((PID + 1..=next).all(|pid| store.is_skipped(pid)));
+        // One of them is sampled again: it takes no other's place.
+        store.skip(&mut programs, next);
+        assert!(!has_entry(&programs, next) && store.published().count() == 11);
     }
 
     /// Needs root, and loads the programs.
