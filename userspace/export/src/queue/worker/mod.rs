@@ -15,6 +15,7 @@
 mod disk;
 mod sending;
 mod storing;
+mod warnings;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,6 +37,7 @@ use crate::spool::{Key, Spool, SpoolError};
 
 use disk::Done;
 use sending::Flight;
+use warnings::Warnings;
 
 pub(crate) enum Command {
     Replan { plan: Box<ExporterSettings>, login: Box<Login> },
@@ -84,6 +86,7 @@ pub(crate) struct Worker {
     next_store: Moment,
     next_sync: Option<Moment>,
     next_refusal_warning: Moment,
+    warnings: Warnings,
     /// The spool itself had no room for the last that it did not take; else the disk failed.
     is_refused_by_spool: bool,
     /// The spool needs its limits.
@@ -120,6 +123,7 @@ impl Worker {
             next_store: Moment::ZERO,
             next_sync: None,
             next_refusal_warning: Moment::ZERO,
+            warnings: Warnings::default(),
             is_refused_by_spool: false,
             is_resized: false,
             stopping: None,

@@ -6,15 +6,13 @@ use crate::Outcome;
 use tokio::task::{Id, JoinError};
 
 use super::Worker;
+use super::warnings::QUIET;
 use crate::queue::order::Pending;
 use crate::queue::pace::Epoch;
 use crate::spool::Key;
 
 /// The longest that a batch is set aside which the server cannot take.
 const LONGEST_ASIDE: Duration = Duration::from_secs(600);
-
-/// The interval of warnings about a server that refuses batch after batch.
-const QUIET: Duration = Duration::from_secs(600);
 
 /// A request under way.
 #[derive(Debug)]
@@ -182,10 +180,9 @@ impl Worker {
         self.finish(&flight);
     }
 
-    /// Warns once, when it begins.
     fn is_failing(&mut self, reason: &str) {
-        if self.health.failing_since.is_none() {
-            self.health.failing_since = Some(self.clock.time());
+        self.health.failing_since.get_or_insert(self.clock.time());
+        if self.warnings.failed(self.clock.now()) {
             tracing::warn!(
                 exporter = self.plan.name,
                 "nothing can be delivered; profiles wait in the spool for up to {} minutes: {reason}",
@@ -195,7 +192,10 @@ impl Worker {
     }
 
     fn recovered(&mut self) {
-        if let Some(since) = self.health.failing_since.take() {
+        let since = self.health.failing_since.take();
+        if self.warnings.recovered()
+            && let Some(since) = since
+        {
             let lasted = self.clock.time().duration_since(since).unwrap_or_default();
             tracing::warn!(
                 exporter = self.plan.name,
