@@ -45,8 +45,15 @@ pub fn run(options: &VmOptions) -> Result<()> {
     let mut failures = Vec::new();
     for kernel in &kernels {
         let directory = work.join(kernel.name);
-        let result = emulator::boot(&kernel.release, &kernel.image, &initrd, &directory)
-            .and_then(|transcript| verdict::judge(&transcript, kernel, strata.is_some()));
+        let boot = || {
+            emulator::boot(&kernel.release, &kernel.image, &initrd, &directory)
+                .and_then(|transcript| verdict::judge(&transcript, kernel, strata.is_some()))
+        };
+        // The emulator is one thread on a machine that does other things meanwhile.
+        let result = boot().or_else(|error| {
+            println!("Linux {}: failed, and is booted once more: {error:#}", kernel.release);
+            boot()
+        });
         match result {
             Ok(summary) => println!("Linux {}: {summary}", kernel.release),
             Err(error) => {

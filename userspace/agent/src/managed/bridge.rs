@@ -405,6 +405,11 @@ impl Bridge {
         self.is_at_end
     }
 
+    /// Whether all code that existed when its owner came has been read: not only that of an earlier one.
+    pub fn is_enumerated(&self) -> bool {
+        self.session.is_enumerated()
+    }
+
     /// Whether strata has loaded it, and detaches it.
     pub fn was_loaded(&self) -> bool {
         self.loaded

@@ -3,7 +3,7 @@
 //!
 //! Methods come and go while they are sampled, so the code is versioned by *era*: a new era begins
 //! when code is replaced by other code, and an address is looked up in the era of its sample, which
-//! follows from the sample's time and those of the records ([`CodeMap::era_at`]). While
+//! follows from the sample's time and those of the records ([`CodeMap::era_of_sample`]). While
 //! records are read that were written long before, code comes and goes that no sample at that time is
 //! of: such samples have an era before all of it ([`CodeMap::hold_era`]). For
 //! the kernel the code is divided into units of 256 KiB; a unit is rebuilt when code in it has
@@ -119,6 +119,12 @@ pub struct CodeMap {
     era: u32,
     /// The era of samples, while records are read that were written before them.
     held: Option<u32>,
+    /// The time of the last sample of that era.
+    held_for: u64,
+    /// The monotonic time until which all has been read.
+    known_until: u64,
+    /// See [`CodeMap::version`].
+    version: u32,
     /// When the last eras began, in the monotonic clock's nanoseconds; the oldest first.
     begun: VecDeque<(u64, u32)>,
     /// When the record was written that is applied now.
@@ -152,6 +158,9 @@ impl Default for CodeMap {
             retired_count: 0,
             era: 0,
             held: None,
+            held_for: 0,
+            known_until: 0,
+            version: 1,
             begun: VecDeque::new(),
             time: 0,
             units: HashMap::default(),
@@ -489,38 +498,66 @@ impl CodeMap {
         }
     }
 
+    /// Rules that were cached for the code before must not be used any more.
     fn begin_era(&mut self) {
         self.era = self.era.wrapping_add(1);
+        self.version = self.version.wrapping_add(1).max(1);
         if self.held.is_some() {
             return;
         }
         let oldest = self.time.saturating_sub(BEGUN_FOR);
         while self.begun.pop_front_if(|(time, _)| *time < oldest).is_some() {}
+        self.note_beginning(self.time, self.era);
+    }
+
+    fn note_beginning(&mut self, time: u64, era: u32) {
         if self.begun.len() >= MOST_BEGUN {
             self.begun.pop_front();
         }
+        let time = self.begun.back().map_or(time, |(last, _)| time.max(*last));
         // No sample lies between two of the same time.
-        self.begun.pop_back_if(|(time, _)| *time == self.time);
-        self.begun.push_back((self.time, self.era));
+        self.begun.pop_back_if(|(last, _)| *last == time);
+        self.begun.push_back((time, era));
+    }
+
+    /// The version of its rules: it changes with each that does not hold any more.
+    pub fn version(&self) -> u32 {
+        self.version
     }
 
     /// From here on records are read that were written before the samples that come meanwhile: what
     /// they say of code may be over. Such a sample is of code that is there when all is read, or was
     /// there last.
     pub fn hold_era(&mut self) {
-        // What ends meanwhile had ended when this era began, and what comes is of the next one.
-        self.era = self.era.wrapping_add(1);
+        if self.held.is_some() {
+            return;
+        }
+        if self.spans.is_empty() && self.retired.is_empty() && self.begun.is_empty() {
+            // As samples from before anything was known.
+            self.begun.push_back((0, self.era));
+        } else {
+            // What ends meanwhile had ended when this era began.
+            self.era = self.era.wrapping_add(1);
+            self.note_beginning(self.known_until.saturating_add(1), self.era);
+        }
         self.held = Some(self.era);
-        self.begun.clear();
-        self.begun.push_back((0, self.era));
-        self.era = self.era.wrapping_add(1);
+        self.held_for = 0;
     }
 
-    /// What is read from here on is no older than the samples.
-    pub fn release_era(&mut self) {
-        if self.held.take().is_some() {
-            self.begun.push_back((self.time, self.era));
+    /// All has been read that was written until this time: samples until then are of what is known.
+    pub fn was_read_until(&mut self, time: u64) {
+        self.known_until = self.known_until.max(time);
+        if self.held_for <= self.known_until
+            && let Some(held) = self.held.take()
+            && held != self.era
+        {
+            self.note_beginning(self.known_until.saturating_add(1), self.era);
         }
+    }
+
+    /// The time of the last record, as far as it can be believed.
+    pub fn time(&self) -> u64 {
+        self.time
     }
 
     pub fn is_held(&self) -> bool {
@@ -532,12 +569,21 @@ impl CodeMap {
         self.held == Some(era)
     }
 
-    /// The era of a sample that was taken at this time, if all has been read that was written until
-    /// then.
-    pub fn era_at(&self, time: u64) -> u32 {
-        if let Some(held) = self.held {
-            return held;
+    /// Whether all is known that was written until this time.
+    pub fn is_known_at(&self, time: u64) -> bool {
+        time <= self.known_until
+    }
+
+    /// The era of a sample that was taken at this time.
+    pub fn era_of_sample(&mut self, time: u64) -> u32 {
+        if !self.is_known_at(time) {
+            self.hold_era();
+            self.held_for = self.held_for.max(time);
         }
+        self.era_at(time)
+    }
+
+    fn era_at(&self, time: u64) -> u32 {
         let later = self.begun.partition_point(|(begun, _)| *begun <= time);
         let then = self.begun.get(later.saturating_sub(1));
         then.map_or(self.era, |(_, era)| if later == 0 { era.wrapping_sub(1) } else { *era })
@@ -874,20 +920,23 @@ mod tests {
         map.insert(0x2000, 0x40, &[(0, rule(8))], MethodIndex(2));
         map.insert(0x3000, 0x40, &[(0, rule(8))], MethodIndex(3));
         map.insert(0x4000, 0x40, &[(0, rule(8))], MethodIndex(4));
-        let before = map.era();
-        map.hold_era();
-        let meanwhile = map.era_at(0);
+        map.was_read_until(10);
+        let before = map.era_of_sample(10);
+        let meanwhile = map.era_of_sample(20);
         // All of this was over when the sample was taken.
         map.remove(0x1000);
         map.insert(0x1000, 0x40, &[(0, rule(8))], MethodIndex(11));
-        assert_eq!(map.era_at(u64::MAX), meanwhile);
+        assert_eq!([10, 20, u64::MAX].map(|time| map.era_at(time)), [before, meanwhile, meanwhile]);
+        map.was_read_until(19);
         map.remove(0x1000);
         map.insert(0x1000, 0x60, &[(0, rule(8))], MethodIndex(12));
         map.insert(0x2010, 0x40, &[(0, rule(8))], MethodIndex(13));
         map.insert(0x5000, 0x40, &[(0, rule(8))], MethodIndex(14));
         map.remove(0x5000);
         map.remove_ended(0x3000);
-        map.release_era();
+        assert!(map.is_held_at(meanwhile) && !map.is_held_at(before));
+        map.was_read_until(20);
+        assert!(!map.is_held());
         let at =
             |era| [0x1008, 0x2008, 0x2018, 0x3008, 0x4008].map(|address| found(&map, address, era));
         assert_eq!(at(before), [Some(1), Some(2), Some(2), Some(3), Some(4)]);

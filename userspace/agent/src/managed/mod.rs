@@ -550,7 +550,7 @@ impl Managed {
             target.flushed_era = target.runtime.code.era();
             // What was read last may be theirs: it is kept until they are described.
             for (address, era) in std::mem::take(&mut target.nameless) {
-                target.ask_about(address, era);
+                target.ask_anyway(address, era);
             }
         }
         // Of processes whose memory answers, which is most of them.
@@ -647,7 +647,10 @@ impl Managed {
             self.take_read_code();
             let waiting = self.code_reader.is_reading()
                 || self.targets.values_mut().any(|target| match &mut target.state {
-                    State::Attached(bridge) => bridge.expects_more() || bridge.is_behind(),
+                    State::Attached(bridge) => {
+                        let is_read = bridge.is_at_end() || !target.runtime.code.is_held();
+                        bridge.expects_more() || bridge.is_behind() || !is_read
+                    }
                     _ => false,
                 });
             if !waiting || Instant::now() > deadline {

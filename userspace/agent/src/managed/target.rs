@@ -292,17 +292,11 @@ impl Target {
     /// The era of a sample that was taken at this time. Code may have ended, and other code come to
     /// its place, since the records were read last: they are read first.
     pub fn era_at(&mut self, time: u64, looker: &mut MapsReader, meter: &mut Meter) -> u32 {
-        if time > self.runtime.read_at && matches!(self.state, State::Attached(_)) {
+        let is_attached = matches!(self.state, State::Attached(_));
+        if is_attached && time > self.runtime.read_at && !self.runtime.code.is_known_at(time) {
             self.take_in_between(looker, meter);
         }
-        // What was not read may be the end of the code that is known there.
-        if let State::Attached(bridge) = &self.state
-            && (time > self.runtime.read_at || !bridge.is_at_end())
-            && !self.runtime.code.is_held()
-        {
-            self.runtime.code.hold_era();
-        }
-        self.runtime.code.era_at(time)
+        self.runtime.code.era_of_sample(time)
     }
 
     /// Begins the turn of this process: false when it has used up its time.
@@ -364,8 +358,10 @@ impl Target {
         self.has_reported |= has_reported;
         if !bridge.is_behind() {
             // Code that existed before is reported later than it was sampled.
-            if bridge.is_at_end() && runtime.enumerated {
-                runtime.code.release_era();
+            let is_late = self.reached.is_none_or(|reached| reached.elapsed() >= EXPECTED);
+            if runtime.enumerated && (bridge.is_enumerated() || is_late) {
+                let until = if bridge.is_at_end() { runtime.read_at } else { runtime.code.time() };
+                runtime.code.was_read_until(until);
             }
         } else if was_overtaken {
             self.expect_again();
@@ -384,6 +380,7 @@ impl Target {
             self.keep_last_objects();
             self.keep_last_snapshots(Which::OfEnded);
             self.state = State::Ended;
+            self.runtime.code.was_read_until(u64::MAX);
         }
     }
 
@@ -391,7 +388,7 @@ impl Target {
     pub fn forget_unsampled(&mut self) {
         const EVERY: Duration = Duration::from_secs(1);
         // Stacks that wait for a bridge wait for longer.
-        if self.is_expected || self.ended.is_some() {
+        if self.is_expected || self.ended.is_some() || self.runtime.code.is_held() {
             return;
         }
         if self.past.back().is_none_or(|(since, _)| since.elapsed() >= EVERY) {
@@ -494,6 +491,11 @@ impl Target {
             // What is known there may be older.
             return false;
         }
+        self.ask_anyway(address, era)
+    }
+
+    /// As [`Self::ask_about`], although what is known there may be older.
+    pub fn ask_anyway(&mut self, address: u64, era: u32) -> bool {
         let found = self.runtime.find_sampled(address, era);
         let State::Attached(bridge) = &mut self.state else { return true };
         match found {
@@ -549,6 +551,22 @@ mod tests {
         target.stop_expecting();
         target.expect_again();
         assert!(target.look_whether_expected() && !target.is_expected);
+    }
+
+    #[test]
+    fn what_was_sampled_before_the_attach_is_of_the_code_that_is_reported() {
+        let mut target = Target::new(1, ImageId(1), 0);
+        let (mut looker, mut meter) = (MapsReader::default(), Meter::new());
+        let era = target.era_at(5_000, &mut looker, &mut meter);
+        let code = &mut target.runtime.code;
+        code.set_time(9_000, 9_000);
+        code.insert(0x1000, 0x40, &[], MethodIndex(7));
+        code.was_read_until(10_000);
+        // 0: before there was a target.
+        for era in [0, era] {
+            let found = code.method_at(0x1008, era);
+            assert_eq!(found.map(|found| found.method), Some(MethodIndex(7)), "{era}");
+        }
     }
 
     #[test]

@@ -72,6 +72,8 @@ pub struct Store {
     owners: HashMap<u32, Owner>,
     /// Processes whose samples are not wanted, and whether the kernel's map has that.
     skipped: HashMap<u32, bool>,
+    /// There was no entry for one of them, and none has become free since.
+    is_full: bool,
     /// Processes of which some elapsed time is not wanted (`UNWANTED_*`).
     unwanted: HashMap<u32, u32>,
     /// By process: generations of the program that it was before.
@@ -98,6 +100,7 @@ impl Store {
             blocks: HashMap::default(),
             owners: HashMap::default(),
             skipped: HashMap::default(),
+            is_full: false,
             unwanted: HashMap::default(),
             outdated: HashMap::default(),
             withheld: HashSet::default(),
@@ -296,13 +299,14 @@ impl Store {
     pub fn skip(&mut self, programs: &mut Programs, pid: u32) {
         if let Some(owner) = self.owners.remove(&pid) {
             self.release(owner.block, Instant::now());
+        } else if self.is_full && self.skipped.get(&pid) == Some(&false) {
+            return;
         }
         let entry = Process { flags: PROCESS_SKIP, ..Process::default() };
         let set = programs.set_process(pid, entry);
         if let Err(error) = &set {
             tracing::debug!(pid, %error, "a process cannot be skipped in the kernel");
-            // What it was published with.
-            programs.remove_process(pid);
+            self.is_full = true;
         }
         self.skipped.insert(pid, set.is_ok());
     }
@@ -337,6 +341,7 @@ impl Store {
         for (pid, _) in std::mem::take(&mut self.unwanted) {
             programs.set_unwanted(pid, 0);
         }
+        self.is_full = false;
         for (pid, _) in std::mem::take(&mut self.skipped) {
             programs.remove_process(pid);
         }
@@ -419,6 +424,7 @@ impl Store {
         self.outdated.remove(&pid);
         let owner = self.owners.remove(&pid);
         if self.skipped.remove(&pid).is_some() || owner.is_some() {
+            self.is_full = false;
             programs.remove_process(pid);
         }
         if let Some(owner) = owner {

@@ -190,6 +190,9 @@ impl Worker {
         if plan.leads_elsewhere(&self.plan) {
             self.login = login.after(&self.login);
             self.pace.forget();
+            // Another server's troubles are others.
+            self.warnings = Warnings::default();
+            self.health.failing_since = None;
         }
         self.pace.set_limit(plan.concurrency);
         self.pace.waits = plan.waits;
