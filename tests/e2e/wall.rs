@@ -649,7 +649,8 @@ fn a_daemon_names_all_processes_that_it_cannot_walk_and_others_lose_no_time() ->
 /// namespaces: each where it is, all of its time, while threads start and end.
 #[test]
 fn threads_in_unusual_states_are_where_they_are() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    // What is executed again and again is walked as soon as its tables are loaded.
+    let _machine = machine::alone()?;
     let recorded = record()?.option("-e", "wall").command(c_target("odd_states")?, &["5"]).run()?;
     let stacks = wall(&recorded)?;
     let output = &recorded.ended.stdout;

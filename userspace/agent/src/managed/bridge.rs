@@ -236,6 +236,7 @@ fn reach(pid: u32, attach: bool) -> Result<Bridge, AttachError> {
                     session,
                     loaded,
                     lag: Lag::Behind,
+                    since: Instant::now(),
                     is_at_end: false,
                     probe: None,
                 });
@@ -352,6 +353,8 @@ pub struct Bridge {
     /// strata has loaded it, and detaches it.
     loaded: bool,
     lag: Lag,
+    /// When it was reached.
+    since: Instant,
     /// The last reading has left nothing in the log.
     is_at_end: bool,
     /// Where it reports events; removed after it.
@@ -398,6 +401,16 @@ impl Bridge {
     /// log.
     pub fn is_behind(&self) -> bool {
         self.lag != Lag::None
+    }
+
+    /// Whether all has been read that was in the log when reading began, or at the last gap.
+    pub fn has_caught_up(&self) -> bool {
+        self.lag != Lag::Behind
+    }
+
+    /// How long ago it was reached.
+    pub fn age(&self) -> Duration {
+        self.since.elapsed()
     }
 
     /// Whether all was read that had been written when reading began last.

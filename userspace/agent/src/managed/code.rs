@@ -47,6 +47,8 @@ const LATELY: u32 = 16_384;
 const MOST_BEGUN: usize = LATELY as usize;
 /// For so many nanoseconds.
 const BEGUN_FOR: u64 = 5_000_000_000;
+/// An era is held for so many nanoseconds, where what is written is not read to its end.
+const LONGEST_HOLD: u64 = 1_000_000_000;
 /// Records are written while others are read; reading takes less than this many nanoseconds.
 const READING: u64 = 1_000_000_000;
 const PAGE: u32 = 12;
@@ -506,7 +508,10 @@ impl CodeMap {
             return;
         }
         let oldest = self.time.saturating_sub(BEGUN_FOR);
-        while self.begun.pop_front_if(|(time, _)| *time < oldest).is_some() {}
+        // The last one before is in force until the next.
+        while self.begun.get(1).is_some_and(|(time, _)| *time < oldest) {
+            self.begun.pop_front();
+        }
         self.note_beginning(self.time, self.era);
     }
 
@@ -552,6 +557,17 @@ impl CodeMap {
             && held != self.era
         {
             self.note_beginning(self.known_until.saturating_add(1), self.era);
+        }
+    }
+
+    /// Reading falls behind: what was sampled more than a second ago is of what is known now.
+    pub fn was_read_in_part_until(&mut self, time: u64, now: u64) {
+        self.was_read_until(time);
+        if self.held.is_some() && self.known_until.saturating_add(LONGEST_HOLD) < now {
+            if self.held == Some(self.era) {
+                self.era = self.era.wrapping_add(1);
+            }
+            self.was_read_until(self.held_for);
         }
     }
 
@@ -906,10 +922,11 @@ mod tests {
         };
         let lengths: Vec<_> = (0..40_000).map(&mut replace).collect();
         assert_eq!(lengths.iter().max(), Some(&MOST_BEGUN));
-        assert_eq!(replace(BEGUN_FOR + 39_999), 2);
-        assert_eq!(replace(BEGUN_FOR * 3), 1);
-        // A time before all of them is of the era before the first.
-        assert_eq!(map.era_at(0), map.era() - 1);
+        assert_eq!(replace(BEGUN_FOR + 39_999), 3);
+        assert_eq!(replace(BEGUN_FOR * 3), 2);
+        // Until the last one the one before was in force, and before that an earlier one.
+        let before = BEGUN_FOR + 39_999;
+        assert_eq!([before - 1, before].map(|time| map.era() - map.era_at(time)), [2, 1]);
     }
 
     #[test]
@@ -954,6 +971,23 @@ mod tests {
         map.insert(0x4000, 0x40, &[(0, rule(8))], MethodIndex(15));
         assert_eq!(found(&map, 0x4008, meanwhile), Some(4));
         assert_eq!(found(&map, 0x4008, map.era_at(u64::MAX)), Some(15));
+    }
+
+    #[test]
+    fn an_era_is_held_for_a_second_where_the_log_is_never_read_to_its_end() {
+        const SECOND: u64 = 1_000_000_000;
+        let mut map = CodeMap::default();
+        map.insert(0x1000, 0x40, &[(0, rule(8))], MethodIndex(1));
+        map.was_read_until(SECOND);
+        let held = map.era_of_sample(SECOND * 2);
+        map.was_read_in_part_until(SECOND + 5, SECOND * 2);
+        assert!(map.is_held_at(held));
+        map.was_read_in_part_until(SECOND + 9, SECOND * 3);
+        assert!(!map.is_held());
+        // The next one is another.
+        let next = map.era_of_sample(SECOND * 4);
+        assert!(map.is_held_at(next) && next != held);
+        assert_eq!(map.era_of_sample(SECOND * 2), held);
     }
 
     #[test]

@@ -549,9 +549,8 @@ impl Managed {
             target.flushed_addresses = target.sampled.len();
             target.flushed_era = target.runtime.code.era();
             // What was read last may be theirs: it is kept until they are described.
-            for (address, era) in std::mem::take(&mut target.nameless) {
-                target.ask_anyway(address, era);
-            }
+            target.ask_about_what_is_held();
+            target.nameless.clear();
         }
         // Of processes whose memory answers, which is most of them.
         self.code_reader.settle(ALL_TOGETHER);
@@ -642,14 +641,17 @@ impl Managed {
             self.looker.turn();
             for target in self.targets.values_mut() {
                 target.take_in(&mut self.looker, deadline);
+                if Instant::now() + LAST_ANSWERS / 2 > deadline {
+                    target.ask_about_what_is_held();
+                }
                 target.ask_about_nameless(&mut self.code_reader);
             }
             self.take_read_code();
             let waiting = self.code_reader.is_reading()
                 || self.targets.values_mut().any(|target| match &mut target.state {
                     State::Attached(bridge) => {
-                        let is_read = bridge.is_at_end() || !target.runtime.code.is_held();
-                        bridge.expects_more() || bridge.is_behind() || !is_read
+                        let is_held = target.runtime.code.is_held();
+                        bridge.expects_more() || bridge.is_behind() || is_held
                     }
                     _ => false,
                 });

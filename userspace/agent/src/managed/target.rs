@@ -356,14 +356,17 @@ impl Target {
             Ok(())
         });
         self.has_reported |= has_reported;
-        if !bridge.is_behind() {
-            // Code that existed before is reported later than it was sampled.
-            let is_late = self.reached.is_none_or(|reached| reached.elapsed() >= EXPECTED);
-            if runtime.enumerated && (bridge.is_enumerated() || is_late) {
-                let until = if bridge.is_at_end() { runtime.read_at } else { runtime.code.time() };
-                runtime.code.was_read_until(until);
+        // Code that existed before is reported later than it was sampled.
+        let is_late = self.reached.is_none() || bridge.age() >= EXPECTED;
+        if bridge.has_caught_up() && runtime.enumerated && (bridge.is_enumerated() || is_late) {
+            let code = &mut runtime.code;
+            if bridge.is_at_end() {
+                code.was_read_until(runtime.read_at);
+            } else {
+                code.was_read_in_part_until(code.time(), runtime.read_at);
             }
-        } else if was_overtaken {
+        }
+        if bridge.is_behind() && was_overtaken {
             self.expect_again();
         }
         let State::Attached(bridge) = &self.state else { return };
@@ -388,7 +391,7 @@ impl Target {
     pub fn forget_unsampled(&mut self) {
         const EVERY: Duration = Duration::from_secs(1);
         // Stacks that wait for a bridge wait for longer.
-        if self.is_expected || self.ended.is_some() || self.runtime.code.is_held() {
+        if self.is_expected || self.ended.is_some() {
             return;
         }
         if self.past.back().is_none_or(|(since, _)| since.elapsed() >= EVERY) {
@@ -468,6 +471,15 @@ impl Target {
         });
         self.nameless = nameless;
         self.read_wanted_code(reader);
+    }
+
+    /// Code addresses of a held era: nothing more is read before they are described.
+    pub fn ask_about_what_is_held(&mut self) {
+        let mut nameless = std::mem::take(&mut self.nameless);
+        nameless.retain(|&(address, era)| {
+            !self.runtime.code.is_held_at(era) || !self.ask_anyway(address, era)
+        });
+        self.nameless = nameless;
     }
 
     /// Has the code read that sampled methods want.
