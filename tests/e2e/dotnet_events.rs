@@ -506,7 +506,7 @@ fn classes_are_named_with_their_arguments_however_long_their_names_are() -> Resu
             };
             let (of_class, _) = of_method(&bytes.that(is_of), &method);
             println!("{version} {class}: {of_class} of {all} bytes");
-            assert!(all > 10_000_000 && of_class as f64 > all as f64 * 0.98, "{version} {class}");
+            assert!(all > 40_000_000 && of_class as f64 > all as f64 * 0.98, "{version} {class}");
         }
         let method = "Shop.Classes.MakeDeep";
         let ((count, _), (size, _)) = (of_method(&objects, method), of_method(&bytes, method));

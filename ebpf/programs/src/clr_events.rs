@@ -23,8 +23,8 @@ use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id};
 use aya_ebpf::macros::uprobe;
 use aya_ebpf::programs::ProbeContext;
 use strata_abi::record::{
-    Counter, EVENT_KIND_WORD, EVENT_VALUE_WORD, EVENT_WORDS, End, FLAG_EVENT, RAW_EVENT_PAGES,
-    SOURCE_FIRST_EVENT, SOURCE_LAST_EVENT, event_slot,
+    Counter, EVENT_KIND_WORD, EVENT_VALUE_WORD, EVENT_WORDS, End, FLAG_EVENT, MOST_EVENTS,
+    RAW_EVENT_PAGES, SOURCE_FIRST_EVENT, SOURCE_LAST_EVENT, event_slot,
 };
 
 use crate::arch::{SAVED_ARGUMENT, SAVED_MODE, is_native};
@@ -34,17 +34,14 @@ use crate::maps::{
     CLR_EVENT_SHARES, EventShare, Hot, PROCESSES, Record, clr_event_sets, count,
 };
 use crate::sampler::{
-    BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, Whose, clr_events_ring, emit, fill_header, raw_stack,
-    saved, user_stack,
+    BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, Whose, clr_events_ring, emit, fill_header,
+    has_room_for_copies, raw_stack, saved, user_stack,
 };
 
 /// A window of time is 2^27 nanoseconds (134 ms), as the bridge's.
 const WINDOW_SHIFT: u64 = 27;
 /// Events that a CPU takes in a window.
 const PER_WINDOW: u32 = 8192;
-/// Events of one process in a window, on all CPUs. A bridge reports some 400 of each kind at most; a
-/// process that calls the function itself spends its own time, and this much of the ring.
-const PER_PROCESS: u32 = 2048;
 /// Stacks of code without tables that a CPU copies in a window. The first events of a method are
 /// often its first calls, when its code is not published yet.
 const RAW_PER_WINDOW: u32 = 160;
@@ -151,7 +148,7 @@ fn admit(event: &Event) -> Admitted {
             share.taken = 0;
             share.raw = 0;
         }
-        if share.taken >= PER_PROCESS {
+        if share.taken >= MOST_EVENTS {
             return Admitted::No;
         }
         share.taken += 1;
@@ -161,6 +158,7 @@ fn admit(event: &Event) -> Admitted {
         let _ = CLR_EVENT_SHARES.insert(process, share, BPF_ANY as u64);
     }
     pace.taken += 1;
+    may_copy &= has_room_for_copies(clr_events_ring());
     if may_copy { Admitted::WithCopy } else { Admitted::WithoutCopy }
 }
 

@@ -5,6 +5,7 @@ mod support;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use strata_bridge_protocol::clr_event::MOST_REPORTS;
 use strata_clr::session::{BridgeState, Budget, Entry, Life, Which, presence};
 use strata_clr::{Session, SessionError, SessionOptions, Target, discover};
 use support::{Clr, must_be_root};
@@ -198,7 +199,7 @@ fn of_a_ring_a_bounded_amount_is_read_whatever_its_process_writes() {
         );
         // Each read may pass the limit by what it reads at once.
         let most = windows * ((768 + 80) << 10) / 8;
-        assert!(words <= most && events <= windows * (2048 + 256), "{behaviour}");
+        assert!(words <= most && events <= windows * (MOST_REPORTS + 256), "{behaviour}");
         assert!(memory < 64 << 10, "{behaviour}");
         match behaviour {
             "ring-flood" => assert!(events > 100, "it is read"),

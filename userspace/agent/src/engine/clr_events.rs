@@ -4,9 +4,12 @@
 //! The block of a record was written by the process: its texts are bounded, and stand only in
 //! labels of its own samples.
 
-use strata_abi::record::{EVENT_WORDS, FLAG_EVENT, Header, SOURCE_FIRST_EVENT, SOURCE_LAST_EVENT};
+use strata_abi::record::{
+    EVENT_WORDS, FLAG_EVENT, Header, MOST_EVENTS, SOURCE_FIRST_EVENT, SOURCE_LAST_EVENT,
+};
 use strata_bridge_protocol::clr_event::{
-    BLOCK_WORDS, Block, ClrEvent, LockWait, WAIT_BUCKETS, flag, wait_bucket, wait_source_name,
+    BLOCK_WORDS, Block, ClrEvent, LockWait, MOST_REPORTS, WAIT_BUCKETS, flag, wait_bucket,
+    wait_source_name,
 };
 use strata_bridge_protocol::collection::Collection;
 use strata_kinds::{KIND_COUNT, Kind, Kinds};
@@ -21,6 +24,7 @@ use crate::processes::table::{Backing, ImageId, Space};
 
 // The kernel's and the bridge's numbers are the same.
 const _: () = assert!(EVENT_WORDS == BLOCK_WORDS);
+const _: () = assert!(MOST_EVENTS as usize == MOST_REPORTS);
 const _: () = {
     let mut number = 0;
     while number < KIND_COUNT as u8 {

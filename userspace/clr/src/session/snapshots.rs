@@ -7,7 +7,7 @@
 
 use std::io;
 
-use strata_bridge_protocol::clr_event::{capability, kind};
+use strata_bridge_protocol::clr_event::{MOST_REPORTS, capability, kind};
 use strata_bridge_protocol::control::wish;
 use strata_bridge_protocol::event::EventRecord;
 use strata_bridge_protocol::owning::Owner;
@@ -21,9 +21,8 @@ use super::{Life, Rights, Session, SessionError};
 
 /// A window of time: 2^27 nanoseconds, 134 ms, as the bridge's budgets have.
 const WINDOW_SHIFT: u32 = 27;
-/// What is read of one process in a window. A bridge reports some 400 events of all kinds, with a
-/// kilobyte each where stacks are deep.
-const PER_WINDOW: Budget = Budget { records: 2048, bytes: 768 << 10 };
+/// What is read of one process in a window. An event has a kilobyte where stacks are deep.
+const PER_WINDOW: Budget = Budget { records: MOST_REPORTS, bytes: 768 << 10 };
 
 /// What a read counts for at least, in events: a ring that makes no sense is left at its head again and
 /// again.
