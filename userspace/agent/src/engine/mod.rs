@@ -5,7 +5,7 @@
 //! - [`rates`]: reduced sampling rates of processes.
 //! - [`repairing`]: re-reads processes after their events were lost.
 //! - [`samples`]: turns records into samples. `deferred`: samples that wait for their tables.
-//! - `turning`: one turn of the loop. `state`: the engine's own state.
+//! - `starting`: starts and pauses the samplers. `turning`: one turn of the loop. `state`: the engine's own state.
 //! - `clr_events`: events of the CLR: probes, and samples with labels.
 //! - [`eviction`]: evicts tables and drops ended processes; periodic maintenance.
 //! - [`stalled_cpus`]: detects CPUs whose sampling event has stalled.
@@ -35,6 +35,7 @@ mod repairing;
 pub mod samples;
 mod snapshots;
 pub mod stalled_cpus;
+mod starting;
 mod state;
 mod thread_memory;
 mod turning;
@@ -186,6 +187,7 @@ impl Engine {
             own_pid: options.own_pid,
             started: 0,
             stalled: stalled_cpus::Watch::default(),
+            failing: None,
         };
         let mut managed = Managed::new(options.managed, options.signatures);
         managed.want_events(managed::events::Wanted {
@@ -219,32 +221,6 @@ impl Engine {
         })
     }
 
-    pub fn start(&mut self) -> Result<(), EngineError> {
-        // Samples of others are not even taken.
-        let unwanted: Vec<u32> =
-            self.table.pids().filter(|pid| self.selection.surely_drops(*pid)).collect();
-        for pid in unwanted {
-            self.store.skip(&mut self.programs, pid);
-        }
-        let wanted: Vec<u32> =
-            self.table.pids().filter(|pid| self.selection.surely_keeps(*pid)).collect();
-        let waits = [Kind::OffCpu, Kind::Wall].map(|kind| self.sampling.kinds.contains(kind));
-        let waits = waits.contains(&true) && !self.selection.is_everything();
-        for pid in wanted {
-            self.look_for_runtime(pid);
-            if waits {
-                // A thread may wait only once: its stack must be complete the first time.
-                self.loading.need(&self.table, pid, 0);
-                self.processes.dirty.insert(pid);
-            }
-        }
-        self.sampling.started = monotonic_nanos();
-        if let Some(wall) = &mut self.wall {
-            wall.started = self.sampling.started;
-        }
-        self.start_sampling()
-    }
-
     /// The helper that keeps CAP_SYS_ADMIN; `None` where nothing needs it.
     pub fn broker(&self) -> Option<BrokerState> {
         self.programs.broker()
@@ -253,27 +229,6 @@ impl Engine {
     /// `None`: this kernel cannot be asked for names.
     pub fn kernel_names(&self) -> Option<Arc<KernelNames>> {
         self.programs.kernel_names()
-    }
-
-    /// When sampling started, by the records' clock.
-    pub fn started(&self) -> u64 {
-        self.sampling.started
-    }
-
-    /// Starts the sampler of each kind that needs one.
-    fn start_sampling(&mut self) -> Result<(), EngineError> {
-        // It gives wall-clock time the stacks of threads that run.
-        if self.sampling.kinds.contains(Kind::Cpu) || self.wall.is_some() {
-            self.programs.start()?;
-        }
-        if self.wall.is_some() {
-            self.programs.start_threads()?;
-            self.passes.start();
-        }
-        if self.sampling.kinds.contains(Kind::OffCpu) {
-            self.programs.start_off_cpu()?;
-        }
-        Ok(())
     }
 
     /// Leaves all processes out but these, from the first walk on.
@@ -445,33 +400,6 @@ impl Engine {
         self.pending.most_bytes = bytes;
     }
 
-    /// Stops sampling, and takes all that was sampled so far; no stack waits any longer.
-    pub fn pause(&mut self) -> Result<(), EngineError> {
-        self.passes.stop();
-        self.programs.stop()?;
-        self.turn();
-        while self.turn.has_more {
-            self.turn();
-        }
-        self.settle_pending(true);
-        Ok(())
-    }
-
-    /// Samples again, at these rates. Samples from before the pause must be flushed by now: they
-    /// would be weighed by the new rates.
-    pub fn resume(&mut self, frequencies: &Frequencies) -> Result<(), EngineError> {
-        let frequency = u64::from(frequencies.of(Kind::Cpu));
-        self.programs.set_frequency(frequency);
-        if let Some(wall) = &mut self.wall {
-            wall.set_period(perf_event::period(frequency));
-        }
-        self.passes.set_frequency(frequencies.of(Kind::Wall));
-        self.rates.reset(frequencies);
-        self.sampling.stalled.reset();
-        self.waits.interrupt();
-        self.start_sampling()
-    }
-
     /// Which kinds of an image's samples are wanted: the kernel takes no elapsed time of the others, until its
     /// process executes another program.
     pub fn set_wanted_kinds(&mut self, image: ImageId, wanted: Kinds) {
@@ -519,9 +447,9 @@ impl Engine {
     }
 
     /// Stops sampling, takes what is left and settles every waiting stack.
-    pub fn finish(&mut self, patience: Duration) -> Result<(), EngineError> {
+    pub fn finish(&mut self, patience: Duration) {
         self.pass_last();
-        self.programs.stop()?;
+        self.stop_sampling();
         let (stopped, stopped_at) = (Instant::now(), monotonic_nanos());
         self.turn();
         while (self.turn.has_more || !self.pending.is_empty()) && stopped.elapsed() < patience {
@@ -548,7 +476,6 @@ impl Engine {
         self.managed.finish(&self.aggregate);
         // Of processes that ended meanwhile.
         self.take_all_snapshots();
-        Ok(())
     }
 
     /// What the sampler has used so far, if the kernel counts run times.

@@ -149,6 +149,10 @@ impl Passes {
         self.next = Instant::now();
     }
 
+    pub(super) fn is_on(&self) -> bool {
+        self.is_on
+    }
+
     pub(super) fn stop(&mut self) {
         self.is_on = false;
     }

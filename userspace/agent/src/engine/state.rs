@@ -8,6 +8,7 @@ use strata_kinds::Kinds;
 use super::pacing::Pace;
 use super::repairing::Repairs;
 use super::stalled_cpus;
+use super::starting::Failing;
 use crate::aggregate::Shortfalls;
 use crate::kernel::introspect::ProgramUse;
 use crate::kernel::perf_record::Timed;
@@ -38,6 +39,8 @@ pub(super) struct Sampling {
     /// By the records' clock.
     pub(super) started: u64,
     pub(super) stalled: stalled_cpus::Watch,
+    /// A sampler did not start after a pause.
+    pub(super) failing: Option<Failing>,
 }
 
 /// Process events, from the kernel's rings to their turn.

@@ -17,6 +17,7 @@ impl Engine {
     /// Takes everything that has arrived: events, records, answers about files.
     pub fn turn(&mut self) {
         self.turn.now = Instant::now();
+        self.start_failing();
         self.pass_over_threads();
         let mut drained_until = self.drain_events();
         let began = drained_until;

@@ -497,7 +497,7 @@ impl Daemon {
         );
         self.manager.stopping();
         tracing::info!("ending: the last profiles are sent");
-        self.engine.finish(PATIENCE)?;
+        self.engine.finish(PATIENCE);
         self.meet_newcomers();
         self.flush_all().await;
         self.engine.managed.release();

@@ -145,6 +145,7 @@ impl SharedStatus {
         status.silent_disks = self.silent_disks();
         let is_well = status.failing_exporters.is_empty()
             && !status.store.fails
+            && status.sampling.trouble.is_none()
             && status.silent_disks.is_empty();
         status.healthy = self.health().is_ok() && is_well;
         status

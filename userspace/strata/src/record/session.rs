@@ -179,7 +179,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
         false => second_signal::ends_at_the_second(&all, text),
     }
     drop(signals);
-    engine.finish(PATIENCE)?;
+    engine.finish(PATIENCE);
     // Symbolizing and writing delay no other work.
     priority::set_priority(0);
     engine.note_kernel_use();

@@ -276,6 +276,12 @@ fn itself(status: &Status) -> impl Iterator<Item = Single> {
             f64::from(u8::from(status.broker.as_ref().is_some_and(|one| one.trouble.is_some()))),
         ),
         (
+            "sampling_failing",
+            GAUGE,
+            "1 if sampling, or that of some kinds, has not started again since the configuration changed.",
+            f64::from(u8::from(status.sampling.trouble.is_some())),
+        ),
+        (
             "config_reloads_total",
             COUNTER,
             "Configurations that were applied by a reload.",

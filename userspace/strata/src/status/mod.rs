@@ -87,6 +87,8 @@ pub struct Broker {
 #[serde(default)]
 pub struct Sampling {
     pub frequency: u32,
+    /// Why some kinds, or all, are not sampled since the configuration changed.
+    pub trouble: Option<String>,
     /// Processes of the host.
     pub processes: usize,
     /// Processes that were sampled and whose metadata is kept.

@@ -64,6 +64,11 @@ fn settings(status: &Status, lines: &mut Vec<String>) {
         lines.push("               what is there now was refused, the one before is used:".into());
         lines.extend(trouble.lines().map(|line| format!("               {line}")));
     }
+    if let Some(trouble) = &status.sampling.trouble {
+        lines.push(format!(
+            "sampling       is off, or some kinds are; it is tried again: {trouble}"
+        ));
+    }
     if let Some(trouble) = &status.metrics_trouble {
         lines.push(format!("metrics        are not served: {trouble}"));
     }

@@ -350,17 +350,22 @@ impl Programs {
     }
 
     /// Starts sampling on every CPU. One that cannot be sampled now (it may just have been switched
-    /// off) does not keep the others from it.
+    /// off) does not keep the others from it; the first error is returned where none can.
     pub fn start(&mut self) -> Result<(), LoadError> {
-        self.is_on = true;
+        let mut failed = Vec::new();
         for cpu in self.cpus.clone() {
-            match self.start_on(cpu) {
-                Err(error) if self.clocks.is_empty() => return Err(error),
-                Err(error) => tracing::warn!(cpu, %error, "this CPU is not sampled yet"),
-                Ok(()) => {}
+            if let Err(error) = self.start_on(cpu) {
+                failed.push((cpu, error));
             }
         }
-        Ok(())
+        self.is_on = !self.clocks.is_empty() || !self.awaited.is_empty();
+        if self.is_on {
+            for (cpu, error) in failed {
+                tracing::warn!(cpu, %error, "this CPU is not sampled yet");
+            }
+            return Ok(());
+        }
+        failed.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
     }
 
     /// Samples a CPU, from [`Self::start_awaited`] on where the broker has to open the event.
@@ -469,20 +474,22 @@ impl Programs {
         self.opened.clear();
     }
 
-    /// Stops sampling; records that are in the rings stay there.
+    /// Stops sampling; records that are in the rings stay there. The first error is returned after all that
+    /// can be stopped.
     pub fn stop(&mut self) -> Result<(), LoadError> {
         self.is_on = false;
+        let mut stopped = Ok(());
         if let Some(off_cpu) = &mut self.off_cpu {
-            off_cpu.stop(&mut self.ebpf)?;
+            stopped = stopped.and(off_cpu.stop(&mut self.ebpf));
         }
         if let Some(threads) = &mut self.threads {
-            threads.stop(&mut self.ebpf)?;
+            stopped = stopped.and(threads.stop(&mut self.ebpf));
         }
         // One that cannot be stopped is closed.
         self.clocks.retain(|(_, clock)| perf_event::disable(clock.as_fd()).is_ok());
         self.opened.clear();
         self.awaited.clear();
-        Ok(())
+        stopped
     }
 
     /// Passes on the programs' log lines since the last call.

@@ -90,7 +90,19 @@ impl OffCpu {
         Ok(Self { waits, hot, waiting: map(ebpf, "WAITING")?, links: Vec::new() })
     }
 
+    /// All programs, or none. While they are attached, nothing is done.
     pub(super) fn start(&mut self, ebpf: &mut Ebpf) -> Result<(), LoadError> {
+        if !self.links.is_empty() {
+            return Ok(());
+        }
+        let started = self.attach(ebpf);
+        if started.is_err() {
+            let _ = self.stop(ebpf);
+        }
+        started
+    }
+
+    fn attach(&mut self, ebpf: &mut Ebpf) -> Result<(), LoadError> {
         // Threads that waited when the programs were stopped have run since, unseen.
         for word in 0..wait_slots::WAITING_WORDS {
             self.waiting
@@ -105,12 +117,17 @@ impl OffCpu {
         Ok(())
     }
 
+    /// The first error, after all that can be detached.
     pub(super) fn stop(&mut self, ebpf: &mut Ebpf) -> Result<(), LoadError> {
-        for (name, link) in std::mem::take(&mut self.links) {
-            let program: &mut BtfTracePoint = program(ebpf, name)?;
-            program.detach(link).map_err(|source| LoadError::Program { name, source })?;
+        let mut stopped = Ok(());
+        for (name, link) in self.links.drain(..) {
+            let program: Result<&mut BtfTracePoint, LoadError> = program(ebpf, name);
+            let detached = program.and_then(|program| {
+                program.detach(link).map_err(|source| LoadError::Program { name, source })
+            });
+            stopped = stopped.and(detached);
         }
-        Ok(())
+        stopped
     }
 
     /// A counter of one CPU.

@@ -295,8 +295,11 @@ impl Threads {
         }
     }
 
-    /// Threads that end are sent from now on.
+    /// Threads that end are sent from now on. While they are, nothing is done.
     pub(super) fn start(&mut self, ebpf: &mut Ebpf) -> Result<(), LoadError> {
+        if self.ended.is_some() {
+            return Ok(());
+        }
         let program: &mut BtfTracePoint = program(ebpf, ENDED)?;
         let link = program.attach();
         self.ended = Some(link.map_err(|source| LoadError::Program { name: ENDED, source })?);

@@ -102,6 +102,7 @@ impl Daemon {
         let losses = losses::losses(engine, &ends, tally.unnamed);
         Sampling {
             frequency: kernel_frequencies(&self.configuration).of(Kind::Cpu),
+            trouble: engine.not_sampling().map(str::to_owned),
             processes: engine.table.count(),
             sampled_processes: self.flusher.processes.len(),
             samples: tally.samples,

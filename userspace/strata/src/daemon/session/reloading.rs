@@ -53,10 +53,10 @@ impl Daemon {
         let frequencies = kernel_frequencies(&configuration);
         if frequencies != kernel_frequencies(&self.configuration) {
             // Samples taken meanwhile are weighed by the rate at which they were sampled.
-            self.engine.pause()?;
+            self.engine.pause();
             self.meet_newcomers();
             self.flush_all().await;
-            self.engine.resume(&frequencies)?;
+            self.engine.resume(&frequencies);
         }
         self.engine.aggregate.keep_times(kept_times(&configuration));
         let old = &self.configuration;
