@@ -153,16 +153,22 @@ impl SecondProfiler {
     }
 }
 
-/// The socket of a process of this host, in its temporary folder.
+/// The socket of a process of this host, in its temporary folder. A killed process leaves its own, and
+/// another may have its number: the newest one counts.
 pub fn diagnostics_socket(pid: i32) -> Result<PathBuf> {
     let prefix = format!("dotnet-diagnostic-{pid}-");
+    let mut newest = None;
     for entry in fs::read_dir(std::env::temp_dir())? {
         let entry = entry?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
         if name.starts_with(&prefix) && name.ends_with("-socket") {
-            return Ok(entry.path());
+            let made = entry.metadata()?.modified()?;
+            if newest.as_ref().is_none_or(|(before, _)| made > *before) {
+                newest = Some((made, entry.path()));
+            }
         }
     }
-    bail!("process {pid} has no diagnostics socket")
+    let (_, path) = newest.with_context(|| format!("process {pid} has no diagnostics socket"))?;
+    Ok(path)
 }
