@@ -15,6 +15,7 @@
 //! | [`starts`] | what it costs programs to start |
 //! | [`switches`] | what off-CPU time costs programs that switch |
 //! | [`wall`] | what passes over threads cost, for wall-clock time |
+//! | [`throughput`] | what CPU and wall-clock time together cost a program that uses every CPU |
 //! | [`components`] | table building and symbolisation by themselves |
 //! | [`pairs`] | differences of pairs of runs, and how sure they are |
 //! | [`figure`] | a line of the table of the groups [`clr`], [`starts`], [`switches`], [`wall`] and [`resident`] |
@@ -40,4 +41,5 @@ pub mod resident;
 pub mod scenes;
 pub mod starts;
 pub mod switches;
+pub mod throughput;
 pub mod wall;

@@ -14,6 +14,7 @@ use strata_tests::bench::resident;
 use strata_tests::bench::scenes::{self, Scene};
 use strata_tests::bench::starts;
 use strata_tests::bench::switches;
+use strata_tests::bench::throughput;
 use strata_tests::bench::wall;
 use strata_tests::perf::CallGraph;
 use strata_tests::{machine, places};
@@ -63,7 +64,7 @@ usage: bench [NAME]… [OPTIONS]
 
 names: scenes, `{CLR}` for what strata costs .NET programs, `{STARTS}` for what it costs programs
 to start, `{SWITCHES}` for what off-CPU time costs programs that switch, `{WALL}` for what wall-clock
-time costs with many threads, `{DAEMON}` for what a daemon costs that runs for good, in the scenes that
+time costs with many threads and together with that of CPUs, `{DAEMON}` for what a daemon costs that runs for good, in the scenes that
 are named or in five of them; without any: all scenes
   {}
 
@@ -75,7 +76,7 @@ are named or in five of them; without any: all scenes
                    README.md; with `{CLR} --part server` that part's table
   --output FILE    the JSON file (.cache/bench/latest.json)
 
-  --pairs N        pairs of a run with and one without, of `{CLR}`, `{STARTS}` and `{SWITCHES}` ({})
+  --pairs N        pairs of a run with and one without, of `{CLR}`, `{STARTS}`, `{SWITCHES}` and `{WALL}` ({})
   --part PART      only for `{CLR}`: one part (again for more): {}",
         names().join(" "),
         Effort::default().pairs,
@@ -201,9 +202,13 @@ fn main() -> Result<()> {
         }
     }
     if options.wall {
-        match wall::measure(options.effort.seconds) {
-            Ok(figures) => report.figures.extend(figures),
-            Err(error) => report.failed.push((WALL.to_owned(), format!("{error:#}"))),
+        for measured in
+            [wall::measure(options.effort.seconds), throughput::measure(options.effort.pairs)]
+        {
+            match measured {
+                Ok(figures) => report.figures.extend(figures),
+                Err(error) => report.failed.push((WALL.to_owned(), format!("{error:#}"))),
+            }
         }
     }
     for scene in options.daemon_scenes() {
