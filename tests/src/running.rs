@@ -282,9 +282,7 @@ pub struct Usage {
 impl Usage {
     pub fn of(pid: i32) -> Result<Self> {
         let mut usage = Self::default();
-        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
-        let children = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
-        for pid in children.chain([pid]) {
+        for pid in children_with_memory(pid)?.into_iter().chain([pid]) {
             // A child may end at any moment.
             let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")) else {
                 continue;
@@ -300,13 +298,23 @@ impl Usage {
     }
 }
 
+/// The children of a process that have memory of their own: between `vfork` and `execve` a child's is its
+/// parent's, and would count twice.
+fn children_with_memory(pid: i32) -> Result<Vec<i32>> {
+    const KCMP_VM: libc::c_int = 1;
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    let children = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
+    // SAFETY: the call takes numbers only.
+    let shares =
+        |child: i32| unsafe { libc::syscall(libc::SYS_kcmp, pid, child, KCMP_VM, 0, 0) } == 0;
+    Ok(children.filter(|child| !shares(*child)).collect())
+}
+
 /// The memory of a process and its children as [`Usage::pss_bytes`], without pages of BPF maps: strata
 /// maps those only while it writes them.
 pub fn pss_without_bpf_maps(pid: i32) -> Result<u64> {
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
-    let children = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
     let mut all = 0;
-    for pid in children.chain([pid]) {
+    for pid in children_with_memory(pid)?.into_iter().chain([pid]) {
         let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/smaps")) else { continue };
         let mut is_map = false;
         for line in text.lines() {

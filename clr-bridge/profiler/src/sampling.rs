@@ -27,7 +27,28 @@ const MAX_SHIFT: u32 = 14;
 /// Reports a second of one key, where the owner states none.
 const DEFAULT_RATE: u32 = 1_500;
 /// Reports of all keys in a window before the blocks double for the first time.
-const OF_ALL: u32 = 340;
+const OF_ALL: u32 = 310;
+
+/// Reports of the longest burst in one window: until no block grows any more, and of each place the
+/// first one and that of the block that was under way then, and those that two million events have beyond.
+const _: () = {
+    let (mut reports, mut grown) = (2 * PLACES + (2_000_000 >> MAX_SHIFT), 0);
+    while grown < MAX_SHIFT {
+        reports += (OF_ALL / (1 + grown)) as usize;
+        grown += 1;
+    }
+    // A bridge has two of these: objects that are watched are chosen apart.
+    assert!(2 * reports <= strata_bridge_protocol::clr_event::MOST_REPORTS);
+};
+
+/// A thread that read the clock in one of so many windows before the current one is late.
+const LATE: u32 = 8;
+
+/// How many windows have passed. `None`: none, for a late thread too, which would begin an old one again.
+fn passed(from: u32, to: u32) -> Option<u32> {
+    let passed = to.wrapping_sub(from) & 0xffff;
+    (passed != 0 && passed < 0x1_0000 - LATE).then_some(passed)
+}
 
 pub struct Sampling {
     places: [AtomicU64; PLACES],
@@ -77,13 +98,10 @@ impl Place {
 
     /// A new window: what was reported little is reported more often. True if it is one.
     fn turn(&mut self, window: u32, most: u32) -> bool {
-        if self.window == window {
-            return false;
-        }
-        let passed = window.wrapping_sub(self.window) & 0xffff;
-        if self.sent < most / 2 {
-            self.shift = self.shift.saturating_sub(passed);
-        }
+        let Some(passed) = passed(self.window, window) else { return false };
+        // The windows after the last that had reports had none.
+        let calm = if self.sent < most / 2 { passed } else { passed - 1 };
+        self.shift = self.shift.saturating_sub(calm);
         self.window = window;
         self.sent = 0;
         true
@@ -159,12 +177,10 @@ impl Total {
     /// One more was reported. The first ones of keys in a window are no reason for longer blocks: those of
     /// rare keys would never end.
     fn note(&mut self, window: u32, is_first: bool) {
-        if self.window != window {
-            let passed = window.wrapping_sub(self.window) & 0xffff;
-            if self.sent < OF_ALL / 2 {
-                self.shift = self.shift.saturating_sub(passed);
-            }
-            *self = Self { window, sent: 0, grown: 0, ..*self };
+        if let Some(passed) = passed(self.window, window) {
+            let calm = if self.sent < OF_ALL / 2 { passed } else { passed - 1 };
+            let shift = self.shift.saturating_sub(calm);
+            *self = Self { window, sent: 0, shift, grown: 0 };
         }
         if is_first {
             return;
@@ -206,7 +222,7 @@ impl Sampling {
         let Some(place) = self.places.get(place_of(key)) else { return 0 };
         let next = |word| {
             let mut place = Place::unpack(word);
-            let is_first = place.window != window;
+            let is_first = passed(place.window, window).is_some();
             let weight = place.next(window, most, more_shift, random);
             (place.pack(), (weight, is_first))
         };
@@ -280,6 +296,33 @@ mod tests {
     }
 
     #[test]
+    fn late_threads_begin_no_old_window_again() {
+        let sampling = Sampling::new();
+        let mut reports = 0;
+        for number in 0..40_000u64 {
+            let window = if number % 100 == 0 { 8 } else { 9 };
+            reports += u64::from(sampling.choose(number % 10, window << WINDOW_SHIFT) != 0);
+        }
+        assert!(reports <= MOST_REPORTS as u64 / 2, "{reports}");
+    }
+
+    #[test]
+    fn after_a_burst_and_silence_every_event_of_a_window_is_reported_again() {
+        let sampling = Sampling::new();
+        // Whatever the last window of the burst had.
+        for events in (1_000..20_000).step_by(500) {
+            for number in 0..events {
+                sampling.choose(number % 10, (8 + events * 40) << WINDOW_SHIFT);
+            }
+            let reports = (0..100).filter(|number| {
+                sampling.choose(number % 10, (8 + events * 40 + 30) << WINDOW_SHIFT) == 1
+            });
+            // A short block may be under way.
+            assert!(reports.count() >= 90, "{events}");
+        }
+    }
+
+    #[test]
     fn the_total_fits_into_a_word() {
         let total = Total { window: 0xffff, sent: 0xffff, shift: 14, grown: 14 };
         assert_eq!(Total::unpack(total.pack()), total);
@@ -289,7 +332,7 @@ mod tests {
     fn a_burst_in_one_window_reports_what_the_kernel_takes() {
         // In a row, and all at the same time; the last is what 60 CPUs may allocate.
         for (keys, of_each) in
-            [(5, 800), (1, 26_000), (40, 1_000), (300, 100), (300, 600), (300, 5_000)]
+            [(5, 800), (1, 26_000), (40, 1_000), (300, 100), (300, 600), (1_500, 1_000)]
         {
             for in_turn in [false, true] {
                 let (mut most, mut total) = (0, 0);

@@ -16,7 +16,7 @@ pub const BLOCK_WORDS: usize = 64;
 const BLOCK_BYTES: usize = BLOCK_WORDS * 8;
 
 /// Events that a bridge reports in a window of time (2^27 nanoseconds) at most, of all kinds together.
-pub const MOST_REPORTS: usize = 3072;
+pub const MOST_REPORTS: usize = 3328;
 
 /// The function's code: `nop; ret` (a probe on `nop` costs the least), and bytes that no other
 /// function starts with.

@@ -118,7 +118,7 @@ pub const SOURCE_FIRST_EVENT: u8 = 3;
 pub const SOURCE_LAST_EVENT: u8 = 8;
 /// Events of one process that are taken in a window of time: what its bridge reports at most. A process
 /// that calls the function itself spends its own time, and this much of the ring.
-pub const MOST_EVENTS: u32 = 3072;
+pub const MOST_EVENTS: u32 = 3328;
 /// Counters of events by kind: a power of two.
 pub const EVENT_KINDS: usize = 8;
 

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
 use super::figure::Figure;
@@ -20,8 +20,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const SLEEPERS: usize = 2_000;
 /// Percent of the program's speed.
 const BOUND: f64 = 0.5;
+/// As a daemon's.
+const FREQUENCY: u32 = 19;
 const WINDOW: Duration = Duration::from_millis(2_500);
-/// A recording has read every stack by then.
+/// After the start of sampling: every stack has been read by then.
 const WARM: Duration = Duration::from_millis(2_500);
 /// After the end of a recording.
 const REST: Duration = Duration::from_millis(300);
@@ -38,19 +40,21 @@ fn window(counts: &Path) -> Result<f64> {
     let (from, before) = (Instant::now(), units(counts)?);
     std::thread::sleep(WINDOW);
     let (time, done) = (from.elapsed(), units(counts)?.saturating_sub(before));
-    anyhow::ensure!(done > 0, "the program does nothing");
+    ensure!(done > 0, "the program does nothing");
     Ok(time.as_nanos() as f64 / done as f64)
 }
 
 fn recorded_window(counts: &Path, pid: i32) -> Result<f64> {
-    let seconds = (WARM + WINDOW * 2).as_secs_f64();
-    let recording = strata::record()?.as_text().option("-e", "cpu,wall").pid(pid);
-    let running = Running::from_command(recording.seconds(seconds).to_command()?)?;
+    let seconds = (WARM + WINDOW * 4).as_secs_f64();
+    let recording = strata::record()?.frequency(FREQUENCY).option("-e", "cpu,wall").pid(pid);
+    let mut recording = recording.seconds(seconds).start()?;
     std::thread::sleep(WARM);
     let taken = window(counts)?;
-    running.signal(Signal::INT)?;
-    let ended = running.wait(PATIENCE)?;
-    anyhow::ensure!(ended.status.success(), "the recording failed: {}", ended.stderr);
+    recording.running().signal(Signal::INT)?;
+    let recorded = recording.finish()?;
+    let samples = recorded.profile()?.stacks_of("samples")?.total();
+    let expected = f64::from(FREQUENCY) * machine::cpus() as f64 * WINDOW.as_secs_f64();
+    ensure!(samples as f64 > expected * 0.9, "{samples} samples, {expected:.0} in a window");
     std::thread::sleep(REST);
     Ok(taken)
 }
@@ -61,7 +65,7 @@ pub fn measure(count: usize) -> Result<Vec<Figure>> {
     let folder = tempfile::tempdir()?;
     let counts = folder.path().join("counts");
     File::create(&counts)?;
-    let each = (WARM + WINDOW * 2 + REST).as_secs_f64() * 2.0;
+    let each = (WARM + WINDOW * 4 + REST).as_secs_f64() * 2.0;
     let arguments = [
         counts.to_str().context("a path that is text")?.to_owned(),
         machine::cpus().to_string(),
@@ -82,6 +86,7 @@ pub fn measure(count: usize) -> Result<Vec<Figure>> {
                 _ => recorded_window(&counts, target.pid())?,
             };
         }
+        ensure!(target.is_alive(), "the program has ended");
         if pair > 0 {
             without.push(both[0]);
             with.push(both[1]);

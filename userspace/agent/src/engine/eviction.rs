@@ -143,18 +143,19 @@ impl Engine {
     /// Starts sampling on CPUs that came online, and restarts it on those that have lost their
     /// event.
     fn look_after_cpus(&mut self) {
+        let switched_on = self.programs.look_for_cpus().unwrap_or_default();
+        let cpus = self.programs.cpus().to_vec();
+        let programs = &mut self.programs;
+        // Process events are needed whatever is sampled.
+        self.events.sideband.open_missing(&cpus, &mut |cpu, event| programs.open_event(cpu, event));
         if !self.programs.is_on() {
             return;
         }
-        let switched_on = self.programs.look_for_cpus().unwrap_or_default();
         for &cpu in &switched_on {
             tracing::info!(cpu, "this CPU was switched on, and is sampled from now on");
             self.sample_anew(cpu);
         }
         self.programs.start_awaited();
-        let cpus = self.programs.cpus().to_vec();
-        let programs = &mut self.programs;
-        self.events.sideband.open_missing(&cpus, &mut |cpu, event| programs.open_event(cpu, event));
         let ticks = self.programs.ticks();
         let frequency = u32::try_from(self.programs.frequency()).unwrap_or(u32::MAX);
         for cpu in

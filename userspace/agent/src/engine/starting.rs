@@ -80,11 +80,12 @@ impl Engine {
             started = started.and(self.programs.start());
         }
         if self.wall.is_some() {
-            let threads = self.programs.start_threads();
-            if threads.is_ok() && !self.passes.is_on() {
+            started = started.and(self.programs.start_threads());
+            // Threads that stay would be where they were last seen; of those that end, process events
+            // speak too.
+            if !self.passes.is_on() {
                 self.passes.start();
             }
-            started = started.and(threads);
         }
         if self.sampling.kinds.contains(Kind::OffCpu) {
             started = started.and(self.programs.start_off_cpu());

@@ -11,8 +11,9 @@ use strata_abi::{wait_pace, wait_slots};
 
 use super::{HotValue, LoadError, Programs, map, program};
 
-/// The programs and their tracepoints.
-const PROGRAMS: [(&str, &str); 2] = [("switched", "sched_switch"), ("woken", "sched_wakeup")];
+/// The programs and their tracepoints. The one that sends beginnings of waits is attached last: where another
+/// cannot be, no wait has begun that would never end.
+const PROGRAMS: [(&str, &str); 2] = [("woken", "sched_wakeup"), ("switched", "sched_switch")];
 
 /// A window of time is about as long, in nanoseconds: a power of two of the kernel's ticks.
 const WINDOW: u64 = 128_000_000;
@@ -120,7 +121,7 @@ impl OffCpu {
     /// The first error, after all that can be detached.
     pub(super) fn stop(&mut self, ebpf: &mut Ebpf) -> Result<(), LoadError> {
         let mut stopped = Ok(());
-        for (name, link) in self.links.drain(..) {
+        for (name, link) in self.links.drain(..).rev() {
             let program: Result<&mut BtfTracePoint, LoadError> = program(ebpf, name);
             let detached = program.and_then(|program| {
                 program.detach(link).map_err(|source| LoadError::Program { name, source })
