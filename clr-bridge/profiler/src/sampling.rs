@@ -50,6 +50,12 @@ fn passed(from: u32, to: u32) -> Option<u32> {
     (passed != 0 && passed < 0x1_0000 - LATE).then_some(passed)
 }
 
+/// A shift after so many windows, of which the first had few reports (`was_calm`) or not, and the others
+/// none.
+fn calmed(shift: u32, was_calm: bool, passed: u32) -> u32 {
+    shift.saturating_sub(if was_calm { passed } else { passed - 1 })
+}
+
 pub struct Sampling {
     places: [AtomicU64; PLACES],
     total: AtomicU64,
@@ -99,9 +105,7 @@ impl Place {
     /// A new window: what was reported little is reported more often. True if it is one.
     fn turn(&mut self, window: u32, most: u32) -> bool {
         let Some(passed) = passed(self.window, window) else { return false };
-        // The windows after the last that had reports had none.
-        let calm = if self.sent < most / 2 { passed } else { passed - 1 };
-        self.shift = self.shift.saturating_sub(calm);
+        self.shift = calmed(self.shift, self.sent < most / 2, passed);
         self.window = window;
         self.sent = 0;
         true
@@ -178,8 +182,7 @@ impl Total {
     /// rare keys would never end.
     fn note(&mut self, window: u32, is_first: bool) {
         if let Some(passed) = passed(self.window, window) {
-            let calm = if self.sent < OF_ALL / 2 { passed } else { passed - 1 };
-            let shift = self.shift.saturating_sub(calm);
+            let shift = calmed(self.shift, self.sent < OF_ALL / 2, passed);
             *self = Self { window, sent: 0, shift, grown: 0 };
         }
         if is_first {

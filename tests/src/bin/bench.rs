@@ -64,8 +64,9 @@ usage: bench [NAME]… [OPTIONS]
 
 names: scenes, `{CLR}` for what strata costs .NET programs, `{STARTS}` for what it costs programs
 to start, `{SWITCHES}` for what off-CPU time costs programs that switch, `{WALL}` for what wall-clock
-time costs with many threads and together with that of CPUs, `{DAEMON}` for what a daemon costs that runs for good, in the scenes that
-are named or in five of them; without any: all scenes
+time costs with many threads, and together with CPU time a program that uses all CPUs,
+`{DAEMON}` for what a daemon costs that runs for good, in the scenes that are named or in five of
+them; without any: all scenes
   {}
 
   --scene NAME     the same as NAME
@@ -76,7 +77,8 @@ are named or in five of them; without any: all scenes
                    README.md; with `{CLR} --part server` that part's table
   --output FILE    the JSON file (.cache/bench/latest.json)
 
-  --pairs N        pairs of a run with and one without, of `{CLR}`, `{STARTS}`, `{SWITCHES}` and `{WALL}` ({})
+  --pairs N        pairs of a run with and one without, of `{CLR}`, `{STARTS}`, `{SWITCHES}` and
+                   `{WALL}` ({})
   --part PART      only for `{CLR}`: one part (again for more): {}",
         names().join(" "),
         Effort::default().pairs,
