@@ -128,7 +128,7 @@ const _: () = assert!(size_of::<CacheLine>() == 16);
 /// Lines of the cache; a power of two.
 pub const CACHE_LINES: usize = 2048;
 
-/// A pass over threads, as userspace orders it before it begins.
+/// What passes over threads have in common until userspace says otherwise.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Pass {
@@ -139,19 +139,14 @@ pub struct Pass {
     pub slot: u32,
     /// Threads that were sent under another epoch are sent again.
     pub epoch: u32,
-    /// Counts passes.
-    pub number: u32,
-    /// When the last complete pass over all threads before it began, by the monotonic clock; 0 for the
-    /// first.
-    pub previous: u64,
-    /// When this one began.
-    pub began: u64,
     /// 1: no process's memory is read, because as many readers hang as may.
     pub kernel_only: u32,
-    pub reserved: u32,
+    /// When the last complete pass over all threads began, by the monotonic clock; 0 before the first
+    /// one is over.
+    pub previous: u64,
 }
 
-const _: () = assert!(size_of::<Pass>() == 40);
+const _: () = assert!(size_of::<Pass>() == 24);
 
 /// What a reader is walking: written before a thread's memory is read, which may never end.
 #[repr(C)]
@@ -171,9 +166,11 @@ pub struct Walking {
     pub tries: u32,
     /// When the last pass began that has met the thread, or that would have.
     pub previous: u64,
+    /// When this pass over a target, or over all threads, began.
+    pub began: u64,
 }
 
-const _: () = assert!(size_of::<Walking>() == 56);
+const _: () = assert!(size_of::<Walking>() == 64);
 
 /// Readers at once: the current one and those that were left behind.
 pub const READERS: u32 = 33;

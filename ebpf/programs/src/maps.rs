@@ -178,8 +178,8 @@ pub struct Seen {
     /// As in the record.
     pub state: u32,
     pub epoch: u32,
-    /// The number of the pass in which it is walked again although it did not run, because tables
-    /// were missing; 0 if it need not be.
+    /// When it is walked again although it did not run, because tables were missing, in 2^26 ns; 0 if
+    /// it need not be.
     pub again: u32,
     /// How often that was.
     pub tries: u32,

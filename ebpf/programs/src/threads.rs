@@ -40,16 +40,26 @@ use crate::task::{byte, field, word};
 /// `struct bpf_iter__task` (kernel/bpf/task_iter.c).
 #[repr(C)]
 pub struct Context {
-    meta: *const c_void,
+    meta: *const Meta,
     task: *mut task_struct,
+}
+
+/// `struct bpf_iter_meta` (include/linux/bpf.h).
+#[repr(C)]
+pub struct Meta {
+    file: *const c_void,
+    session: u64,
+    /// Which thread of the pass this is.
+    number: u64,
 }
 
 /// `PF_KTHREAD` (include/linux/sched.h).
 const KERNEL_THREAD: u32 = 0x0020_0000;
 /// `PF_EXITING`.
 const EXITING: u32 = 4;
-/// A stack without tables is walked again after 1, 2, 4 … passes, so often.
+/// A stack without tables is walked again after 1, 2, 4 … times 2^26 ns (67 ms), so often.
 const MOST_TRIES: u32 = 12;
+const AGAIN: u32 = 26;
 
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter.s/task")]
@@ -61,11 +71,21 @@ pub extern "C" fn walk_threads(context: *const Context) -> i32 {
     }
     let zero = 0u32;
     let Some(pass) = PASS.get_ptr_mut(zero) else { return 0 };
-    if !is_current(pass) || !prepare(task, pass) {
+    if !is_current(pass) {
         return 0;
     }
     // SAFETY: a map value.
     let slot = unsafe { (*pass).slot };
+    // SAFETY: the kernel's own, valid for the whole program.
+    if unsafe { (*(*context).meta).number } == 0
+        && let Some(walking) = WALKING.get_ptr_mut(slot)
+    {
+        // SAFETY: a map value of this reader, which runs one program at a time.
+        unsafe { (*walking).began = bpf_ktime_get_ns() };
+    }
+    if !prepare(task, pass) {
+        return 0;
+    }
     let (Some(record), Some(walking)) =
         (THREADS_RECORD.get_ptr_mut(slot), WALKING.get_ptr_mut(slot))
     else {
@@ -94,9 +114,7 @@ pub extern "C" fn walk_threads(context: *const Context) -> i32 {
 #[inline(never)]
 fn prepare(task: *mut task_struct, pass: *mut Pass) -> bool {
     // SAFETY: a map value.
-    let (slot, epoch, number) = unsafe { ((*pass).slot, (*pass).epoch, (*pass).number) };
-    // SAFETY: as above.
-    let (previous, began) = unsafe { ((*pass).previous, (*pass).began) };
+    let (slot, epoch, previous) = unsafe { ((*pass).slot, (*pass).epoch, (*pass).previous) };
     let offsets = task_offsets();
     // SAFETY: offsets of fields, from the kernel's own type information; the verifier checks them.
     let (pid, tid) = unsafe { (field(task, offsets.tgid), field(task, offsets.pid)) };
@@ -117,6 +135,7 @@ fn prepare(task: *mut task_struct, pass: *mut Pass) -> bool {
     walking.start = unsafe { word(task, activity_offsets().start as u64) };
     walking.tries = 0;
     walking.previous = previous;
+    let began = walking.began;
     // One that ran is sent again, as is one that was not sent.
     let mut known_state = STATE_RUNNING as u32;
     if let Some(known) = SEEN.get_ptr_mut(tid) {
@@ -125,7 +144,8 @@ fn prepare(task: *mut task_struct, pass: *mut Pass) -> bool {
         if known.start == walking.start && known.epoch == epoch {
             walking.previous = known.met;
             if known.switches == walking.switches {
-                let is_due = known.again != 0 && known.again.wrapping_sub(number) as i32 <= 0;
+                let now = (began >> AGAIN) as u32;
+                let is_due = known.again != 0 && known.again.wrapping_sub(now) as i32 <= 0;
                 if !is_due {
                     known_state = known.state;
                 }
@@ -190,13 +210,14 @@ fn finish(task: *mut task_struct, pass: *mut Pass, slot: u32) {
         return;
     }
     // SAFETY: a map value.
-    let (epoch, number, met) = unsafe { ((*pass).epoch, (*pass).number, (*pass).began) };
+    let epoch = unsafe { (*pass).epoch };
+    let met = walking.began;
     let end = record.header.end;
     let lacks_tables = end == End::NoProcess as u8 || end == End::NoMapping as u8;
     let tries = walking.tries;
     let mut again = 0;
     if lacks_tables && tries < MOST_TRIES {
-        again = number.wrapping_add(1 << (tries & 15));
+        again = ((met >> AGAIN) as u32).wrapping_add(1 << (tries & 15));
         again += (again == 0) as u32;
     }
     let Walking { start, switches, state, .. } = *walking;

@@ -5,10 +5,15 @@
 //! Invariant: [`EventLoop::due`] only waits, so that it may be dropped whenever something else is
 //! due first; what it reports is taken by [`EventLoop::turn`].
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
 use tokio::io::Interest;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::time::Instant;
@@ -49,6 +54,7 @@ pub struct EventLoop {
     threads: Option<AsyncFd<OwnedFd>>,
     clr_events: Option<AsyncFd<OwnedFd>>,
     files: AsyncFd<OwnedFd>,
+    deadline: Timer,
     /// Process events arrive in bursts (a program starting maps a dozen files): they are taken
     /// together after this time.
     burst: Duration,
@@ -65,6 +71,7 @@ impl EventLoop {
             threads: engine.programs.threads_fd().map(watch).transpose()?,
             clr_events: engine.programs.clr_events_fd().map(watch).transpose()?,
             files: watch(engine.loading.fd())?,
+            deadline: Timer::new()?,
             burst,
             next_turn: Some(Instant::now()),
         })
@@ -73,7 +80,7 @@ impl EventLoop {
     /// Waits until the engine has something to take.
     pub async fn due(&self, engine: &Engine) -> Result<Due, EventLoopError> {
         let deadline = engine.next_deadline().map(Instant::from_std);
-        let deadline = deadline.into_iter().chain(self.next_turn).min();
+        self.deadline.set(deadline.into_iter().chain(self.next_turn).min())?;
         tokio::select! {
             biased;
             ready = self.process_events.readable() => {
@@ -101,7 +108,10 @@ impl EventLoop {
                 ready?.clear_ready();
                 Ok(Due::Files)
             }
-            () = until(deadline) => Ok(Due::Deadline),
+            due = self.deadline.due() => {
+                due?;
+                Ok(Due::Deadline)
+            }
         }
     }
 
@@ -114,6 +124,47 @@ impl EventLoop {
         }
         engine.turn();
         self.next_turn = (!engine.is_quiet()).then(|| Instant::now() + longest_pause(engine));
+        Ok(())
+    }
+}
+
+/// A timer of the kernel, for times that change with each turn: one of the runtime takes three calls of
+/// epoll to set, and another waking at the beginning of the 64 ms in which it ends.
+struct Timer {
+    fd: AsyncFd<OwnedFd>,
+    set_to: Cell<Option<Instant>>,
+}
+
+impl Timer {
+    fn new() -> io::Result<Self> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let fd = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        Ok(Self { fd: register(fd)?, set_to: Cell::new(None) })
+    }
+
+    /// It is due at this time, or not at all.
+    fn set(&self, time: Option<Instant>) -> io::Result<()> {
+        if self.set_to.get() == time {
+            return Ok(());
+        }
+        let left = time.map(|time| time.saturating_duration_since(Instant::now()));
+        // A time of 0 would switch it off.
+        let left = left.map_or(Duration::ZERO, |left| left.max(Duration::from_nanos(1)));
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let value = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let new = Itimerspec { it_interval: zero, it_value: value };
+        timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &new)?;
+        self.set_to.set(time);
+        Ok(())
+    }
+
+    async fn due(&self) -> io::Result<()> {
+        self.fd.readable().await?.clear_ready();
+        // A time that is past and stays wanted is due again.
+        self.set_to.set(None);
         Ok(())
     }
 }
@@ -144,7 +195,39 @@ async fn readable(fd: Option<&AsyncFd<OwnedFd>>) -> io::Result<AsyncFdReadyGuard
 
 /// A descriptor of our own: readiness belongs to what is open, not to the number.
 fn watch(fd: BorrowedFd<'_>) -> io::Result<AsyncFd<OwnedFd>> {
-    let fd = fd.try_clone_to_owned()?;
+    register(fd.try_clone_to_owned()?)
+}
+
+fn register(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the descriptor is open, owned by the result and registered nowhere else.
     unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }.map_err(io::Error::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_timer_is_due_at_its_time_and_again_while_that_is_past() -> io::Result<()> {
+        let timer = Timer::new()?;
+        let far = Duration::from_secs(3600);
+        for time in [None, Some(Instant::now() + far)] {
+            timer.set(time)?;
+            let waits = tokio::time::timeout(Duration::from_millis(20), timer.due()).await;
+            assert!(waits.is_err(), "{time:?}");
+        }
+        let soon = Instant::now() + Duration::from_millis(30);
+        for _ in 0..3 {
+            timer.set(Some(soon))?;
+            timer.due().await?;
+            assert!(Instant::now() >= soon);
+        }
+        // It waits for the last time that it was set to.
+        timer.set(Some(Instant::now()))?;
+        timer.set(Some(Instant::now() + far))?;
+        while tokio::time::timeout(Duration::from_millis(20), timer.due()).await.is_ok() {
+            timer.set(Some(Instant::now() + far))?;
+        }
+        Ok(())
+    }
 }

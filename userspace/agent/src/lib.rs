@@ -24,5 +24,6 @@ pub mod host;
 pub mod kernel;
 pub mod managed;
 pub mod processes;
+mod random;
 pub mod selection;
 pub mod tables;

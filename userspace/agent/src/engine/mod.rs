@@ -29,7 +29,6 @@ pub mod loading;
 mod objects;
 mod pacing;
 mod passes;
-mod random;
 pub mod rates;
 mod repairing;
 pub mod samples;

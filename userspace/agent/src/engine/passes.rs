@@ -5,6 +5,10 @@
 //! threads that were switched lately ([`super::active_threads`]) run as often as is wanted. Nothing is
 //! lost by it: time is counted as it has passed.
 //!
+//! Passes over active threads are repeated by the reader itself, at its own pace
+//! ([`crate::kernel::thread_reader`]). A few times a second the engine takes their records and what they
+//! have cost, and orders others where other threads are active by then.
+//!
 //! Invariant: no pass is waited for without a limit. A reader that hangs is left behind, the
 //! process that it hung at is not walked for a while, and the next pass goes on.
 
@@ -14,14 +18,14 @@ use strata_abi::record::{FLAG_KERNEL_CUT, Header, STATE_ENDED};
 use strata_abi::tables::{Pass, UNWANTED_WALL, Walking};
 
 use super::active_threads::{ActiveThreads, Targets};
-use super::random::Random;
 use super::samples::Sample;
 use super::waits::Stack;
 use super::wall::{Activity, Wall, Whole};
 use super::{Engine, monotonic_nanos};
 use crate::aggregate::ThreadKey;
-use crate::kernel::loader::PassState;
-use crate::kernel::thread_reader::{Cost, Target};
+use crate::kernel::loader::PassReport;
+use crate::kernel::thread_reader::{Cost, Order, Pace, Repeated, Target};
+use crate::random::Random;
 
 /// Of the time, passes may take a CPU for one part in so many. Where others can run between those over all
 /// threads, these take an eighth of it if that is enough, and leave an eighth in any case.
@@ -30,8 +34,11 @@ const SHARE_OF_ALL: u32 = 8 * SHARE;
 const MOST_SHARE_OF_ALL: u32 = 8 * SHARE / 7 + 1;
 /// A look at a thread costs a small part of sending it.
 const OF_SENDING: u32 = 16;
-/// From one pass over all threads to the next at most, while its share of a CPU allows it; from one that
-/// sends every thread in any case, because unwind tables are loaded for what it meets.
+/// From one pass over all threads to the next at least, where others run between them: a thread is active
+/// for longer after it was switched.
+const LEAST_PAUSE: Duration = Duration::from_secs(1);
+/// The same at most, while its share of a CPU allows it; from one that sends every thread in any case,
+/// because unwind tables are loaded for what it meets.
 const MOST_PAUSE: Duration = Duration::from_secs(2);
 /// What passes that send every thread are paid for afterwards at most: some twelve seconds.
 const MOST_OWED: Duration = Duration::from_millis(100);
@@ -39,6 +46,8 @@ const MOST_OWED: Duration = Duration::from_millis(100);
 /// so long at least.
 const ACTIVE_PAUSES: u32 = 4;
 const ACTIVE: Duration = Duration::from_secs(1);
+/// From one look at what repeated passes have done to the next.
+const LOOK: Duration = Duration::from_millis(250);
 /// A reader that sleeps at one thread for so long hangs.
 const HANGS: Duration = Duration::from_secs(1);
 /// Where too many hang, or a reader fails, passes are tried again so often.
@@ -50,6 +59,9 @@ const LAST: Duration = Duration::from_secs(2);
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PassFigures {
     pub passes: u64,
+    /// Looks of the engine at them, and orders.
+    pub looks: u64,
+    pub orders: u64,
     /// Readers that were left behind.
     pub abandoned: u64,
     /// Passes that did not begin because too many readers hang, or whose reader failed.
@@ -67,11 +79,10 @@ pub struct PassFigures {
 pub(super) struct Passes {
     interval: Duration,
     is_on: bool,
+    /// When the engine looks at passes, and orders others.
     next: Instant,
-    /// No pass begins before, whatever happens meanwhile: the share of a CPU, and the pause after a
-    /// failure.
+    /// Not before, whatever happens meanwhile: the share of a CPU, and the pause after a failure.
     earliest: Instant,
-    number: u32,
     epoch: u32,
     active: ActiveThreads,
     /// Of passes over all threads: when the last one began, what it cost with what it has paid for
@@ -84,32 +95,28 @@ pub(super) struct Passes {
     owed: Duration,
     /// The last pass sent every thread, and its records are being taken.
     is_settling: bool,
-    /// The pass that is on goes over all threads.
-    is_over_all: bool,
+    /// What the reader repeats.
+    repeated: Option<Repeated>,
+    /// What taking the records of such a pass costs.
+    each_taking: Duration,
     /// No other passes: the kernel has no iterator over some threads.
     only_all: bool,
     /// Until when every thread was sent, switched or not, by the records' clock.
     all_sent: u64,
     /// When the last complete pass over all threads began, by the records' clock.
     previous: u64,
-    /// When the one that is on began.
+    /// When the one that is on began, and by the other clock.
     current: u64,
     began: Option<Instant>,
-    /// Where its reader was last seen, and since when.
+    /// Where the reader was last seen, and since when.
     seen: (Walking, Instant),
-    /// What taking its records has cost.
+    /// What taking records has cost.
     taking: Duration,
-    /// Every thread is sent by the next pass, or by the one that is on.
+    /// Every thread is sent by the next pass over all, or by the one that is on.
     wants_all: bool,
     sends_all: bool,
     random: Random,
     pub(super) figures: PassFigures,
-}
-
-/// From half to one and a half times as long: passes at even intervals would find a thread that works
-/// at such intervals always at the same place.
-fn spread(time: Duration, random: &mut Random) -> Duration {
-    time / 2 + time.mul_f64((random.next() >> 11) as f64 / (1u64 << 53) as f64)
 }
 
 impl Passes {
@@ -120,7 +127,6 @@ impl Passes {
             is_on: false,
             next: now,
             earliest: now,
-            number: 0,
             epoch: 1,
             active: ActiveThreads::default(),
             all_began: now,
@@ -129,7 +135,8 @@ impl Passes {
             all_pause: Duration::ZERO,
             owed: Duration::ZERO,
             is_settling: false,
-            is_over_all: true,
+            repeated: None,
+            each_taking: Duration::ZERO,
             only_all: false,
             all_sent: u64::MAX,
             previous: 0,
@@ -188,7 +195,7 @@ impl Passes {
 
     /// Something is to be walked: the next pass comes as soon as passes do.
     fn wake(&mut self) {
-        let soon = Instant::now() + spread(self.interval, &mut self.random);
+        let soon = Instant::now() + self.random.spread(self.interval);
         self.next = self.next.min(soon.max(self.earliest));
     }
 
@@ -223,11 +230,10 @@ impl Passes {
         }
     }
 
-    /// A pass has ended, and what it has used of a CPU. Where records were lost, a thread may never have
-    /// been sent: the next pass is the first one for it, and its time counts from the pass that was
-    /// complete.
+    /// A pass over all threads has ended. Where records were lost, a thread may never have been sent: the
+    /// next pass is the first one for it, and its time counts from the pass that was complete.
     fn end(&mut self, began: Instant, cost: Cost, lost_some: bool) {
-        if self.is_over_all && !lost_some {
+        if !lost_some {
             self.previous = self.current;
         }
         let sends_all = std::mem::take(&mut self.sends_all);
@@ -235,24 +241,71 @@ impl Passes {
             self.all_sent = monotonic_nanos();
             self.figures.sending_all += cost.nanos;
         }
-        self.only_all |= cost.refused > 0;
-        self.figures.passes += 1;
-        self.figures.reading += cost.nanos;
+        self.note_cost(cost);
         let wanted = self.pause_after(began, Duration::from_nanos(cost.nanos), sends_all);
-        self.figures.interval = u64::try_from(wanted.as_nanos()).unwrap_or(u64::MAX);
+        self.note_interval(wanted);
         self.earliest = began + wanted;
-        self.next = began + spread(wanted, &mut self.random);
-        if !self.is_over_all && !self.all_pause.is_zero() {
-            // However dear it was, a pass over all threads that is due comes then.
-            let due = self.all_began + self.all_pause;
-            self.earliest = self.earliest.min(due);
-            self.next = self.next.min(due);
-        }
+        self.next = began + self.random.spread(wanted);
     }
 
-    /// How long it is until the next pass, on average, after one whose reader has used so much of a CPU.
-    /// One that sends every thread costs more than the next one will, and the next one is wanted soon: it
-    /// pays for both.
+    fn note_cost(&mut self, cost: Cost) {
+        self.only_all |= cost.refused > 0;
+        self.figures.passes += u64::from(cost.passes);
+        self.figures.reading += cost.nanos;
+    }
+
+    /// How long it is from the beginning of a pass over all threads to the look whether it is over: until
+    /// then no others go on, if none are repeated.
+    fn while_over_all(&self) -> Duration {
+        if self.repeated.is_some() { LOOK } else { self.interval }
+    }
+
+    fn note_interval(&mut self, interval: Duration) {
+        self.figures.interval = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
+    }
+
+    /// Passes over active threads went on, and cost this.
+    fn went_on(&mut self, cost: Cost) {
+        if cost.passes == 0 {
+            return;
+        }
+        self.note_cost(cost);
+        let taking = std::mem::take(&mut self.taking);
+        if std::mem::take(&mut self.is_settling) {
+            self.owe(taking);
+        } else {
+            self.each_taking = (self.each_taking + taking / cost.passes) / 2;
+        }
+        let each = Duration::from_nanos(cost.nanos) / cost.passes + self.each_taking;
+        self.note_interval((each * self.pace().one_in).max(self.interval));
+    }
+
+    /// The pace of passes over active threads.
+    fn pace(&self) -> Pace {
+        Pace { interval: self.interval, one_in: self.one_in_of_active(), taking: self.each_taking }
+    }
+
+    /// These are repeated from now on. False where they are already.
+    fn repeat(&mut self, targets: Vec<Target>) -> bool {
+        let pace = self.pace();
+        // Or hardly more than nothing, of what an interval allows.
+        let little = pace.interval / pace.one_in.saturating_mul(8).max(1);
+        let is_near = |a: Duration, b: Duration| a.abs_diff(b) <= little.max(a.max(b) / 4);
+        let is_same = self.repeated.as_ref().is_some_and(|(before, paced)| {
+            *before == targets
+                && paced.interval == pace.interval
+                && paced.one_in.abs_diff(pace.one_in) <= pace.one_in / 4
+                && is_near(paced.taking, pace.taking)
+        });
+        if !is_same {
+            self.repeated = Some((targets, pace));
+        }
+        !is_same
+    }
+
+    /// How long it is on average until the next pass that the engine orders, after one over all threads whose
+    /// reader has used so much of a CPU. One that sends every thread costs more than the next one will, and
+    /// the next one is wanted soon: it pays for both.
     fn pause_after(&mut self, began: Instant, reading: Duration, sends_all: bool) -> Duration {
         // Of the records that were taken meanwhile, some are of the pass before.
         let mut taking = std::mem::take(&mut self.taking);
@@ -260,9 +313,6 @@ impl Passes {
             self.owe(std::mem::take(&mut taking));
         }
         let cost = reading + taking;
-        if !self.is_over_all {
-            return self.pause_of_active(cost).max(self.interval);
-        }
         let share = if self.only_all { SHARE } else { MOST_SHARE_OF_ALL };
         self.all_began = began;
         if sends_all {
@@ -274,7 +324,8 @@ impl Passes {
             self.all_cost = cost + std::mem::take(&mut self.owed);
             self.next_cost = cost;
             let least = (self.all_cost * share).max(self.interval);
-            let wanted = if self.only_all { least } else { (cost * SHARE_OF_ALL).min(MOST_PAUSE) };
+            let wanted = (cost * SHARE_OF_ALL).clamp(LEAST_PAUSE, MOST_PAUSE);
+            let wanted = if self.only_all { least } else { wanted };
             self.all_pause = wanted.max(least);
         }
         if self.only_all { self.all_pause } else { self.interval }
@@ -285,57 +336,90 @@ impl Passes {
         self.owed = (self.owed + cost).min(MOST_OWED);
     }
 
-    /// The same after a pass over active threads: they have what those over all leave of the share.
-    fn pause_of_active(&self, cost: Duration) -> Duration {
+    /// Passes over active threads have what those over all leave of the share: a CPU for one part in so
+    /// many.
+    fn one_in_of_active(&self) -> u32 {
         let of_all = if self.all_pause.is_zero() {
             0.0
         } else {
             self.all_cost.as_secs_f64() / self.all_pause.as_secs_f64()
         };
         let left = f64::from(SHARE).recip() - of_all;
-        cost.div_f64(left.max(f64::from(SHARE_OF_ALL).recip()))
+        left.max(f64::from(SHARE_OF_ALL).recip()).recip().ceil() as u32
     }
 }
 
 impl Engine {
-    /// Begins a pass that is due, and ends one that is over or hangs.
+    /// Takes what passes have done, and orders others, when that is due.
     pub(super) fn pass_over_threads(&mut self) {
         if !self.passes.is_on || Instant::now() < self.passes.next {
             return;
         }
-        self.end_pass();
+        self.passes.figures.looks += 1;
+        self.take_pass_report();
         let now = Instant::now();
         if self.passes.began.is_some() {
-            self.passes.next = now + self.passes.interval;
-        } else if now >= self.passes.next {
-            let wall = self.wall.as_ref();
-            let count = |pid, most| wall.map_or(0, |wall| wall.count_of(pid, most));
-            match self.passes.choose(now, count) {
-                Ok(targets) => self.begin_pass(targets.as_deref()),
-                Err(next) => self.passes.next = next,
+            self.passes.next = now + self.passes.while_over_all();
+            return;
+        }
+        if now < self.passes.next {
+            return;
+        }
+        let wall = self.wall.as_ref();
+        let count = |pid, most| wall.map_or(0, |wall| wall.count_of(pid, most));
+        match self.passes.choose(now, count) {
+            Ok(None) => self.begin_pass(),
+            Ok(Some(targets)) => {
+                let due = self.passes.all_began + self.passes.all_pause;
+                self.passes.next = due.min(now + LOOK);
+                if self.passes.repeat(targets) {
+                    self.order_passes(false);
+                }
+            }
+            Err(next) => {
+                self.rest_passes();
+                self.passes.next = next;
             }
         }
     }
 
-    /// Begins a pass over these targets, or over all threads.
-    fn begin_pass(&mut self, targets: Option<&[Target]>) {
+    /// Nothing is repeated any more.
+    pub(super) fn rest_passes(&mut self) {
+        if self.passes.repeated.take().is_some() {
+            // One over all threads that is on ends for nothing.
+            self.passes.began = None;
+            self.order_passes(false);
+        }
+    }
+
+    /// Begins a pass over all threads. Those that are repeated go on afterwards.
+    fn begin_pass(&mut self) {
         let passes = &mut self.passes;
         let now = Instant::now();
-        passes.is_over_all = targets.is_none();
-        passes.number = passes.number.wrapping_add(1).max(1);
         passes.sends_all |= std::mem::take(&mut passes.wants_all);
         if passes.sends_all {
             passes.all_sent = u64::MAX;
         }
         passes.current = monotonic_nanos();
-        passes.next = now + passes.interval;
-        let (epoch, number, previous) = (passes.epoch, passes.number, passes.previous);
-        let pass = Pass { epoch, number, previous, began: passes.current, ..Pass::default() };
-        match self.programs.begin_pass(pass, targets) {
-            Ok(true) => {
-                passes.began = Some(now);
-                passes.seen = (Walking::default(), now);
+        passes.next = now + passes.while_over_all();
+        if self.order_passes(true) {
+            self.passes.began = Some(now);
+            // It may still be at a thread of the passes before.
+            if self.passes.seen.0.tid == 0 {
+                self.passes.seen = (Walking::default(), now);
             }
+        }
+    }
+
+    /// A pass over all threads, if wanted, and those that are repeated. False where there is no reader for
+    /// them.
+    fn order_passes(&mut self, over_all: bool) -> bool {
+        let passes = &mut self.passes;
+        let order = Order { over_all, repeated: passes.repeated.clone() };
+        passes.figures.orders += 1;
+        let pass = Pass { epoch: passes.epoch, previous: passes.previous, ..Pass::default() };
+        match self.programs.order_passes(pass, &order) {
+            Ok(true) => return true,
             Ok(false) => {
                 if passes.figures.refused == 0 {
                     tracing::warn!(
@@ -343,61 +427,78 @@ impl Engine {
                         passes.figures.abandoned
                     );
                 }
-                passes.rest();
             }
-            Err(error) => {
-                tracing::warn!(%error, "threads cannot be walked");
-                passes.rest();
-            }
+            Err(error) => tracing::warn!(%error, "threads cannot be walked"),
         }
+        passes.repeated = None;
+        passes.rest();
+        false
     }
 
-    /// Ends the pass that is on, if it is over or hangs.
-    fn end_pass(&mut self) {
-        let Some(began) = self.passes.began else { return };
-        match self.programs.pass() {
-            PassState::Idle => {}
-            PassState::Failed => self.passes.rest(),
-            PassState::Done { cost, lost_some } => self.passes.end(began, cost, lost_some),
-            PassState::Reading => {
-                let (at, sleeps) = self.programs.pass_position();
-                let now = Instant::now();
-                if !sleeps || at != self.passes.seen.0 {
-                    self.passes.seen = (at, now);
-                    return;
-                }
-                if now.saturating_duration_since(self.passes.seen.1) < HANGS {
-                    return;
-                }
-                let pid = if at.tid == 0 { 0 } else { at.pid };
-                tracing::warn!(
-                    pid,
-                    tid = at.tid,
-                    "reading a thread's stack hangs: its process is not walked for a while"
-                );
-                self.programs.abandon_pass(pid);
-                self.passes.figures.abandoned += 1;
-            }
+    /// Takes what the reader reports. True where a pass over all threads has ended.
+    fn take_pass_report(&mut self) -> bool {
+        let PassReport { repeated, over_all, has_failed } = self.programs.pass_report();
+        self.passes.went_on(repeated);
+        if has_failed {
+            self.passes.began = None;
+            self.passes.repeated = None;
+            self.passes.rest();
+            return false;
         }
+        if let Some((cost, lost_some)) = over_all
+            && let Some(began) = self.passes.began.take()
+        {
+            self.passes.end(began, cost, lost_some);
+            return true;
+        }
+        self.leave_hanging_reader();
+        false
+    }
+
+    /// Gives the reader up, if it hangs.
+    fn leave_hanging_reader(&mut self) {
+        if self.passes.began.is_none() && self.passes.repeated.is_none() {
+            return;
+        }
+        let at = self.programs.pass_position();
+        let now = Instant::now();
+        // Between two passes it sleeps, too.
+        let is_at_work = self.passes.began.is_some() || at.tid != 0;
+        if !is_at_work || at != self.passes.seen.0 || !self.programs.pass_sleeps() {
+            self.passes.seen = (at, now);
+            return;
+        }
+        if now.saturating_duration_since(self.passes.seen.1) < HANGS {
+            return;
+        }
+        let pid = if at.tid == 0 { 0 } else { at.pid };
+        tracing::warn!(
+            pid,
+            tid = at.tid,
+            "reading a thread's stack hangs: its process is not walked for a while"
+        );
+        self.programs.abandon_pass(pid);
+        self.passes.figures.abandoned += 1;
         self.passes.began = None;
+        self.passes.repeated = None;
     }
 
-    /// A whole pass, now: false if it did not end in time.
+    /// A whole pass over all threads, now: false if it did not end in time.
     pub(super) fn pass_now(&mut self, patience: Duration) -> bool {
         let end = Instant::now() + patience;
         // One that is on began before now.
         let mut is_this = false;
         while Instant::now() < end {
-            let PassFigures { passes, refused, .. } = self.passes.figures;
-            self.end_pass();
+            let refused = self.passes.figures.refused;
+            let has_ended = self.take_pass_report();
             if self.passes.figures.refused > refused {
                 return false;
             }
-            if is_this && self.passes.figures.passes > passes {
+            if is_this && has_ended {
                 return true;
             }
             if self.passes.began.is_none() {
-                self.begin_pass(None);
+                self.begin_pass();
                 is_this = self.passes.began.is_some();
                 if !is_this {
                     return false;
@@ -527,28 +628,47 @@ mod tests {
         assert_eq!(pauses, [10_200, 400, 50]);
     }
 
+    fn cost(micros: u64) -> Cost {
+        Cost { nanos: micros * 1000, passes: 1, refused: 0 }
+    }
+
     #[test]
     fn a_dear_pass_over_active_threads_puts_off_none_over_all() {
         let mut passes = Passes::new(20);
         passes.wants_all = false;
         passes.sends_all = true;
         let began = Instant::now();
-        passes.end(began, Cost { nanos: 50_000_000, refused: 0 }, false);
+        passes.end(began, cost(50_000), false);
         assert_eq!(passes.all_pause, MOST_PAUSE);
         // The records of the first pass, which are no cost of the one that follows.
         passes.taking = Duration::from_millis(40);
-        passes.is_over_all = false;
-        passes.end(began + Duration::from_millis(100), Cost { nanos: 500_000, refused: 0 }, false);
-        assert!(passes.next <= began + Duration::from_millis(100) + Duration::from_millis(600));
+        passes.went_on(cost(500));
+        assert_eq!(passes.each_taking, Duration::ZERO);
         passes.taking = Duration::from_secs(1);
-        passes.end(began + Duration::from_millis(700), Cost { nanos: 500_000, refused: 0 }, false);
-        assert_eq!(passes.next.max(passes.earliest), began + MOST_PAUSE);
+        passes.went_on(cost(500));
+        assert_eq!(passes.each_taking, Duration::from_millis(500));
+        passes.note_moved(7, 8, monotonic_nanos(), false);
+        assert_eq!(passes.choose(began + MOST_PAUSE, |_, _| 500), Ok(None));
         // The second one pays for it: 50 and 40 ms, less what two seconds paid.
-        passes.is_over_all = true;
         passes.taking = Duration::ZERO;
-        passes.end(began + MOST_PAUSE, Cost { nanos: 1_000_000, refused: 0 }, false);
+        passes.end(began + MOST_PAUSE, cost(1_000), false);
         let paid = (MOST_PAUSE + passes.all_pause).as_secs_f64() / 0.091;
         assert!((114.0..116.0).contains(&paid), "{paid}");
+    }
+
+    #[test]
+    fn what_is_repeated_is_ordered_again_only_where_it_is_another() {
+        let mut passes = Passes::new(20);
+        passes.end(Instant::now(), cost(100), false);
+        let (one, two) = (vec![Target::Thread(1)], vec![Target::Thread(1), Target::Thread(2)]);
+        assert!(passes.repeat(one.clone()) && !passes.repeat(one) && passes.repeat(two.clone()));
+        for (taking, is_another) in [(1_000, true), (1_000, true), (0, true), (400, false)] {
+            passes.taking = Duration::from_micros(taking);
+            passes.went_on(cost(10));
+            assert_eq!(passes.repeat(two.clone()), is_another, "{taking}");
+        }
+        passes.set_frequency(10);
+        assert!(passes.repeat(two));
     }
 
     #[test]
@@ -570,10 +690,7 @@ mod tests {
             let mut passes = Passes::new(20);
             passes.pause_after(Instant::now(), cost, false);
             let of_all = cost.as_secs_f64() / passes.all_pause.as_secs_f64();
-            passes.is_over_all = false;
-            let active = Duration::from_millis(2);
-            let pause = passes.pause_after(Instant::now(), active, false);
-            let of_active = active.as_secs_f64() / pause.as_secs_f64();
+            let of_active = f64::from(passes.one_in_of_active()).recip();
             println!("{cost:?}: {of_all:.5} for all, {of_active:.5} for active ones");
             assert!(of_all + of_active <= 0.010_01);
             assert!(of_active >= 0.001_24);
@@ -589,13 +706,13 @@ mod tests {
         // The first pass, which sends every thread.
         passes.sends_all = true;
         passes.wants_all = false;
-        passes.end(began, Cost { nanos: 20_000_000, refused: 0 }, false);
+        passes.end(began, cost(20_000), false);
         passes.note_moved(1, 1, 5, true);
         let second = began + MOST_PAUSE;
         // What every thread sent at first says nothing.
         assert_eq!(passes.choose(began + Duration::from_millis(50), none), Err(second));
         assert_eq!(passes.choose(second, none), Ok(None));
-        passes.end(second, Cost { nanos: 2_000_000, refused: 0 }, false);
+        passes.end(second, cost(2_000), false);
         // The next pass over all is due after 800 times the cost.
         let soon = second + Duration::from_millis(50);
         let later = second + Duration::from_millis(1_600);
@@ -614,8 +731,7 @@ mod tests {
         assert_eq!(passes.choose(second, |_, _| 800), Err(second + Duration::from_millis(30)));
         assert_eq!(passes.choose(soon, |_, _| 800), Ok(None));
         // A kernel without iterators over some threads: passes over all alone.
-        passes.is_over_all = false;
-        passes.end(soon, Cost { nanos: 0, refused: 1 }, false);
+        passes.went_on(Cost { refused: 1, ..cost(0) });
         assert_eq!(passes.choose(soon, |_, _| 500), Ok(None));
     }
 
@@ -624,9 +740,9 @@ mod tests {
         let mut passes = Passes::new(20);
         passes.wants_all = false;
         passes.all_sent = 0;
-        passes.is_over_all = false;
+        passes.only_all = true;
         let began = Instant::now();
-        passes.end(began, Cost { nanos: 30_000_000, refused: 0 }, false);
+        passes.end(began, cost(30_000), false);
         let allowed = began + Duration::from_millis(30) * SHARE;
         for tid in 0..100 {
             passes.next = began + Duration::from_secs(3600);

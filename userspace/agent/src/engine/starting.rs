@@ -96,6 +96,7 @@ impl Engine {
     /// What cannot be stopped is reported: the records that it makes are taken as before.
     pub(super) fn stop_sampling(&mut self) {
         self.passes.stop();
+        self.rest_passes();
         self.sampling.failing = None;
         if let Err(error) = self.programs.stop() {
             tracing::warn!(%error, "a sampler could not be stopped");

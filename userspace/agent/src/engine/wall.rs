@@ -18,10 +18,10 @@ use std::sync::Arc;
 
 use strata_abi::record::{Header, STATE_ENDED, STATE_RUNNABLE};
 
-use super::random::Random;
 use super::thread_memory::{Admission, ThreadMemory};
 use crate::aggregate::{Aggregate, ThreadKey};
 use crate::processes::table::{ImageId, Space};
+use crate::random::Random;
 use account::{Account, LATER, Tally, is_blocked};
 pub use account::{Activity, Whole};
 

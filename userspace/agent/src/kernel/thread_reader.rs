@@ -1,5 +1,7 @@
 //! The process that reads iterators over threads, which walk their stacks while they are read: of all
-//! threads, or one after the other of the processes and threads of a list.
+//! threads once, or one after the other of the processes and threads of a list, again and again until
+//! there is another order. Between such passes it sleeps by itself: the engine, whose turn costs as
+//! much as a pass over a few threads, is not woken for each.
 //!
 //! Reading another process's memory may fault on a file whose server never answers, and then sleeps
 //! where SIGKILL does not reach it. So it is done by a process of its own, started from this
@@ -15,10 +17,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use libbpf_rs::libbpf_sys;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use strata_sandbox::capabilities;
+
+use crate::random::Random;
 
 /// The first argument of this executable as a reader.
 pub const ARGUMENT: &str = "internal-threads";
@@ -33,11 +40,41 @@ pub enum Target {
 /// Targets of a pass at most. Each costs as much as a dozen threads among all.
 pub const MOST_TARGETS: usize = 64;
 
-/// Bytes of an order for so many targets: their number, and of each its kind and its own number.
-const ORDER: usize = 4 + MOST_TARGETS * TARGET;
+/// How often passes over targets are repeated: at random intervals, on average as long as wanted, or as the
+/// share of a CPU allows that passes have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Pace {
+    pub interval: Duration,
+    /// A pass takes a CPU for one part in so many of the time from it to the next.
+    pub one_in: u32,
+    /// What taking the records of a pass costs, besides reading.
+    pub taking: Duration,
+}
+
+impl Pace {
+    /// How long it is on average from a pass of this cost to the next.
+    fn pause(self, reading: Duration) -> Duration {
+        ((reading + self.taking) * self.one_in).max(self.interval)
+    }
+}
+
+/// What is to be repeated.
+pub type Repeated = (Vec<Target>, Pace);
+
+/// The next passes, until another order comes.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Order {
+    /// One over all threads, now.
+    pub over_all: bool,
+    /// Afterwards those over these targets.
+    pub repeated: Option<Repeated>,
+}
+
+/// Of an order: its number, whether there is a pass over all threads, how many targets follow, and the pace.
+const HEAD: usize = 32;
 const TARGET: usize = 8;
-/// In place of the number of targets: all threads.
-const ALL: u32 = u32::MAX;
+/// In place of the number of targets.
+const NONE: u32 = u32::MAX;
 
 impl Target {
     fn words(self) -> (u32, u32) {
@@ -52,39 +89,63 @@ impl Target {
     }
 }
 
-/// The order for a pass over `targets`, or over all threads.
-fn order(targets: Option<&[Target]>) -> Vec<u8> {
-    let Some(targets) = targets else { return ALL.to_ne_bytes().to_vec() };
-    let targets = targets.get(..MOST_TARGETS).unwrap_or(targets);
-    let mut bytes = Vec::with_capacity(ORDER);
-    bytes.extend((targets.len() as u32).to_ne_bytes());
-    for (kind, number) in targets.iter().map(|target| target.words()) {
-        bytes.extend(kind.to_ne_bytes());
-        bytes.extend(number.to_ne_bytes());
+impl Order {
+    fn bytes(&self, number: u32) -> Vec<u8> {
+        let (count, targets, pace) = match &self.repeated {
+            None => (NONE, &[][..], Pace::default()),
+            Some((targets, pace)) => {
+                let targets = targets.get(..MOST_TARGETS).unwrap_or(targets);
+                (targets.len() as u32, targets, *pace)
+            }
+        };
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let mut bytes = Vec::with_capacity(HEAD + MOST_TARGETS * TARGET);
+        for word in [number, u32::from(self.over_all), count, pace.one_in] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes.extend(nanos(pace.interval).to_ne_bytes());
+        bytes.extend(nanos(pace.taking).to_ne_bytes());
+        for (kind, number) in targets.iter().map(|target| target.words()) {
+            bytes.extend(kind.to_ne_bytes());
+            bytes.extend(number.to_ne_bytes());
+        }
+        bytes
     }
-    bytes
+
+    /// The next one and its number; `None` at the end.
+    fn read(from: &mut impl Read) -> io::Result<Option<(u32, Self)>> {
+        let mut head = [0; HEAD];
+        match from.read_exact(&mut head) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        let mut order = Self { over_all: short(&head, 4) != 0, repeated: None };
+        let count = short(&head, 8);
+        if count != NONE {
+            let mut bytes = vec![0; (count as usize).min(MOST_TARGETS) * TARGET];
+            from.read_exact(&mut bytes)?;
+            let (words, _) = bytes.as_chunks::<TARGET>();
+            let targets = words.iter().map(|word| Target::of(short(word, 0), short(word, 4)));
+            let pace = Pace {
+                one_in: short(&head, 12),
+                interval: Duration::from_nanos(long(&head, 16)),
+                taking: Duration::from_nanos(long(&head, 24)),
+            };
+            order.repeated = Some((targets.collect(), pace));
+        }
+        Ok(Some((short(&head, 0), order)))
+    }
 }
 
-/// The next order; `None` at the end.
-fn read_order(from: &mut impl Read) -> io::Result<Option<Option<Vec<Target>>>> {
-    let mut word = [0; 4];
-    match from.read_exact(&mut word) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-        Err(error) => return Err(error),
-    }
-    let count = u32::from_ne_bytes(word);
-    if count == ALL {
-        return Ok(Some(None));
-    }
-    let mut bytes = vec![0; (count as usize).min(MOST_TARGETS) * TARGET];
-    from.read_exact(&mut bytes)?;
-    let (words, _) = bytes.as_chunks::<4>();
-    let (pairs, _) = words.as_chunks::<2>();
-    let target = |[kind, number]: &[[u8; 4]; 2]| {
-        Target::of(u32::from_ne_bytes(*kind), u32::from_ne_bytes(*number))
-    };
-    Ok(Some(Some(pairs.iter().map(target).collect())))
+fn short(bytes: &[u8], at: usize) -> u32 {
+    let word = bytes.get(at..).and_then(|rest| rest.first_chunk());
+    u32::from_ne_bytes(word.copied().unwrap_or_default())
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    let word = bytes.get(at..).and_then(|rest| rest.first_chunk());
+    u64::from_ne_bytes(word.copied().unwrap_or_default())
 }
 
 /// A link to the loaded iterator program, whose iterators go over a target's threads, or over all.
@@ -142,12 +203,50 @@ pub struct Reader {
     socket: UnixStream,
 }
 
-/// What a pass has cost of a CPU, in nanoseconds, and how many of its targets could not be walked at
-/// all: before Linux 6.1, each.
+/// What passes have cost of a CPU, in nanoseconds, with the reader's sleeps between them; how many they
+/// were, and how many of their targets could not be walked at all: before Linux 6.1, each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     pub nanos: u64,
-    pub refused: u64,
+    pub passes: u32,
+    pub refused: u32,
+}
+
+impl std::ops::AddAssign for Cost {
+    fn add_assign(&mut self, other: Self) {
+        self.nanos += other.nanos;
+        self.passes += other.passes;
+        self.refused += other.refused;
+    }
+}
+
+/// What a reader has done since its last report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The number of its order. The first one of an order with a pass over all threads is of that pass.
+    pub order: u32,
+    pub cost: Cost,
+}
+
+const REPORT: usize = 24;
+
+impl Report {
+    fn bytes(&self) -> [u8; REPORT] {
+        let mut bytes = [0; REPORT];
+        let Cost { nanos, passes, refused } = self.cost;
+        let (nanoseconds, rest) = bytes.split_at_mut(8);
+        nanoseconds.copy_from_slice(&nanos.to_ne_bytes());
+        for (to, from) in rest.chunks_exact_mut(4).zip([self.order, passes, refused]) {
+            to.copy_from_slice(&from.to_ne_bytes());
+        }
+        bytes
+    }
+
+    fn of(bytes: &[u8; REPORT]) -> Self {
+        let cost =
+            Cost { nanos: long(bytes, 0), passes: short(bytes, 12), refused: short(bytes, 16) };
+        Self { order: short(bytes, 8), cost }
+    }
 }
 
 impl Reader {
@@ -171,25 +270,29 @@ impl Reader {
         self.child.id()
     }
 
-    /// Begins a pass over these targets, or over all threads.
-    pub fn begin(&mut self, targets: Option<&[Target]>) -> io::Result<()> {
-        self.socket.write_all(&order(targets))
+    /// It goes over to this order after the pass that it is at.
+    pub fn order(&mut self, number: u32, order: &Order) -> io::Result<()> {
+        self.socket.write_all(&order.bytes(number))
     }
 
-    /// What the pass has cost, once it is over.
-    pub fn result(&mut self) -> io::Result<Option<Cost>> {
-        let mut bytes = [0; 16];
-        match self.socket.read(&mut bytes) {
-            Ok(16) => {
-                let word = |at: usize| {
-                    let word = bytes.get(at..).and_then(|rest| rest.first_chunk());
-                    u64::from_ne_bytes(word.copied().unwrap_or_default())
-                };
-                Ok(Some(Cost { nanos: word(0), refused: word(8) }))
+    /// What it has done.
+    pub fn reports(&mut self) -> io::Result<Vec<Report>> {
+        // Each is written at once, so they arrive whole.
+        let mut bytes = [0; 32 * REPORT];
+        let mut reports = Vec::new();
+        loop {
+            match self.socket.read(&mut bytes) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(length) => {
+                    let (all, _) = bytes.get(..length).unwrap_or_default().as_chunks::<REPORT>();
+                    reports.extend(all.iter().map(Report::of));
+                    if length < bytes.len() {
+                        return Ok(reports);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(reports),
+                Err(error) => return Err(error),
             }
-            Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(error) => Err(error),
         }
     }
 
@@ -246,32 +349,118 @@ pub fn run() -> io::Result<()> {
     }
     keep_only_what_reading_needs();
     // SAFETY: this process owns its standard input, a socket, and uses it only here.
-    let mut socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(0) });
+    let socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(0) });
     let program = io::stdout();
-    let all = link(program.as_fd(), None)?;
-    let has_targets = goes_over_targets(program.as_fd());
-    // Of the targets of the last order.
-    let mut links: HashMap<Target, OwnedFd> = HashMap::new();
-    while let Some(targets) = read_order(&mut socket)? {
-        let before = cpu_time();
-        let mut refused = 0u64;
-        match targets {
-            None => read_threads(all.as_fd())?,
-            Some(targets) if !has_targets => refused = targets.len() as u64,
-            Some(targets) => {
-                links.retain(|target, _| targets.contains(target));
-                for target in targets {
-                    walk(program.as_fd(), target, &mut links);
-                }
+    let walker = Walker {
+        program: program.as_fd(),
+        all: link(program.as_fd(), None)?,
+        has_targets: goes_over_targets(program.as_fd()),
+        links: HashMap::new(),
+    };
+    serve(socket, walker)
+}
+
+/// Carries out orders.
+fn serve(mut socket: UnixStream, mut walker: Walker<'_>) -> io::Result<()> {
+    /// Reports of repeated passes are this far apart.
+    const REPORTS: Duration = Duration::from_millis(200);
+    let mut random = Random::new();
+    let (mut number, mut order) = (0, Order::default());
+    let mut done = Cost::default();
+    let mut reported = Instant::now();
+    // Of the last pass over targets.
+    let (mut began, mut last_cost) = (Instant::now(), Duration::ZERO);
+    let mut used = cpu_time();
+    loop {
+        let until = match &order {
+            Order { over_all: true, .. } => Some(Instant::now()),
+            Order { repeated: None, .. } => None,
+            Order { repeated: Some((_, pace)), .. } => {
+                Some(began + random.spread(pace.pause(last_cost)))
             }
+        };
+        if has_order(&socket, until)? {
+            let Some(next) = Order::read(&mut socket)? else { return Ok(()) };
+            if done.passes > 0 {
+                report(&mut socket, number, &mut done)?;
+            }
+            (number, order) = next;
+            continue;
         }
-        let mut cost = [0; 16];
-        let (nanos, last) = cost.split_at_mut(8);
-        nanos.copy_from_slice(&cpu_time().saturating_sub(before).to_ne_bytes());
-        last.copy_from_slice(&refused.to_ne_bytes());
-        socket.write_all(&cost)?;
+        let now = Instant::now();
+        let is_over_all = std::mem::take(&mut order.over_all);
+        let refused = match &order.repeated {
+            _ if is_over_all => {
+                read_threads(walker.all.as_fd())?;
+                0
+            }
+            Some((targets, _)) => walker.walk(targets),
+            None => 0,
+        };
+        let before = std::mem::replace(&mut used, cpu_time());
+        let nanos = used.saturating_sub(before);
+        done += Cost { nanos, passes: 1, refused };
+        if !is_over_all {
+            // What one over all threads costs is the engine's to make up for.
+            (began, last_cost) = (now, Duration::from_nanos(nanos));
+        }
+        if is_over_all || now.duration_since(reported) >= REPORTS {
+            report(&mut socket, number, &mut done)?;
+            reported = now;
+        }
     }
-    Ok(())
+}
+
+fn report(socket: &mut UnixStream, order: u32, done: &mut Cost) -> io::Result<()> {
+    socket.write_all(&Report { order, cost: std::mem::take(done) }.bytes())
+}
+
+/// Waits for an order: false at this time, or never without one.
+fn has_order(socket: &UnixStream, until: Option<Instant>) -> io::Result<bool> {
+    loop {
+        let left = until.map(|until| {
+            let left = until.saturating_duration_since(Instant::now());
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
+        });
+        match poll(&mut [PollFd::new(socket, PollFlags::IN)], left.as_ref()) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The program, and its links.
+struct Walker<'a> {
+    program: BorrowedFd<'a>,
+    all: OwnedFd,
+    /// Otherwise passes go over all threads alone.
+    has_targets: bool,
+    /// Of the targets of the last pass.
+    links: HashMap<Target, OwnedFd>,
+}
+
+impl Walker<'_> {
+    /// Returns how many could not be walked at all.
+    fn walk(&mut self, targets: &[Target]) -> u32 {
+        if !self.has_targets {
+            return targets.len() as u32;
+        }
+        self.links.retain(|target, _| targets.contains(target));
+        for target in targets {
+            // One that is gone has no threads. One that cannot be walked now is with the next pass over
+            // all threads.
+            let link = match self.links.entry(*target) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(place) => match link(self.program, Some(*target)) {
+                    Ok(link) => place.insert(link),
+                    Err(_) => continue,
+                },
+            };
+            _ = read_threads(link.as_fd());
+        }
+        0
+    }
 }
 
 /// Whether the kernel has iterators over some threads. Before Linux 6.1, the number of a process is
@@ -282,19 +471,6 @@ fn goes_over_targets(program: BorrowedFd<'_>) -> bool {
         Ok(_) => true,
         Err(error) => !matches!(error.raw_os_error(), Some(libc::E2BIG | libc::EINVAL)),
     }
-}
-
-/// A target that is gone has no threads. One that cannot be walked now is with the next pass over
-/// all threads.
-fn walk(program: BorrowedFd<'_>, target: Target, links: &mut HashMap<Target, OwnedFd>) {
-    let link = match links.entry(target) {
-        Entry::Occupied(known) => known.into_mut(),
-        Entry::Vacant(place) => match link(program, Some(target)) {
-            Ok(link) => place.insert(link),
-            Err(_) => return,
-        },
-    };
-    _ = read_threads(link.as_fd());
 }
 
 /// Has the program run for each thread of a link.
@@ -338,22 +514,91 @@ mod tests {
 
     use super::*;
 
+    const PACE: Pace =
+        Pace { interval: Duration::from_millis(4), one_in: 114, taking: Duration::from_micros(3) };
+
     #[test]
-    fn an_order_arrives_as_it_was_given() -> io::Result<()> {
+    fn orders_and_reports_arrive_as_they_were_given() -> io::Result<()> {
         let few = vec![Target::Process(7), Target::Thread(u32::MAX), Target::Thread(0)];
         let many: Vec<Target> = (0..100).map(Target::Thread).collect();
+        let first = many.get(..MOST_TARGETS).map(<[Target]>::to_vec).unwrap_or_default();
+        let given = [
+            (true, None, None),
+            (true, Some(few.clone()), Some(few)),
+            (false, None, None),
+            (false, Some(many), Some(first)),
+        ];
+        let order = |over_all, targets: Option<Vec<Target>>| Order {
+            over_all,
+            repeated: targets.map(|targets| (targets, PACE)),
+        };
         let mut bytes = Vec::new();
-        for targets in [None, Some(&few), Some(&vec![]), Some(&many)] {
-            bytes.extend(order(targets.map(Vec::as_slice)));
+        for (number, (over_all, targets, _)) in (7..).zip(&given) {
+            bytes.extend(order(*over_all, targets.clone()).bytes(number));
         }
         let mut from = bytes.as_slice();
-        assert_eq!(read_order(&mut from)?, Some(None));
-        assert_eq!(read_order(&mut from)?, Some(Some(few)));
-        assert_eq!(read_order(&mut from)?, Some(Some(vec![])));
-        let first = many.get(..MOST_TARGETS).map(<[Target]>::to_vec);
-        assert_eq!(read_order(&mut from)?, Some(first));
-        assert_eq!(read_order(&mut from)?, None);
+        for (number, (over_all, _, arrive)) in (7..).zip(given) {
+            assert_eq!(Order::read(&mut from)?, Some((number, order(over_all, arrive))));
+        }
+        assert_eq!(Order::read(&mut from)?, None);
+        let cost = Cost { nanos: u64::MAX, passes: 2, refused: 3 };
+        let report = Report { order: 4, cost };
+        assert_eq!(Report::of(&report.bytes()), report);
         Ok(())
+    }
+
+    #[test]
+    fn passes_are_repeated_until_another_order_comes() -> anyhow::Result<()> {
+        // None of its links can be made: a pass goes over no thread.
+        let program = std::fs::File::open("/dev/null")?;
+        let (ours, theirs) = UnixStream::pair()?;
+        let serving = std::thread::spawn(move || {
+            let walker = Walker {
+                program: program.as_fd(),
+                all: program.try_clone()?.into(),
+                has_targets: true,
+                links: HashMap::new(),
+            };
+            serve(theirs, walker)
+        });
+        let child = Command::new("true").spawn()?;
+        let mut reader = Reader { child, socket: ours };
+        let reports = |reader: &mut Reader, count: usize| {
+            reader.socket.set_nonblocking(false)?;
+            let mut bytes = [0; REPORT];
+            let mut reports = Vec::new();
+            while reports.len() < count {
+                reader.socket.read_exact(&mut bytes)?;
+                reports.push(Report::of(&bytes));
+            }
+            reader.socket.set_nonblocking(true)?;
+            io::Result::Ok(reports)
+        };
+        let order = Order { over_all: false, repeated: Some((vec![Target::Thread(1)], PACE)) };
+        reader.order(1, &order)?;
+        for Report { order, cost } in reports(&mut reader, 2)? {
+            assert!(order == 1 && cost.passes > 1 && cost.nanos > 0, "{cost:?}");
+        }
+        // What was done for an order is reported before the next is carried out.
+        std::thread::sleep(Duration::from_millis(50));
+        reader.order(2, &order)?;
+        let last = reports(&mut reader, 2)?;
+        let orders: Vec<u32> = last.iter().map(|report| report.order).collect();
+        assert!(orders == [1, 2] || orders == [1, 1], "{orders:?}");
+        reader.order(3, &Order::default())?;
+        std::thread::sleep(Duration::from_millis(300));
+        reader.reports()?;
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(reader.reports()?, []);
+        drop(reader);
+        serving.join().expect("no panic")?;
+        Ok(())
+    }
+
+    #[test]
+    fn a_dear_pass_puts_off_the_next_one() {
+        let pauses = [0, 30, 1_000].map(|micros| PACE.pause(Duration::from_micros(micros)));
+        assert_eq!(pauses.map(|pause| pause.as_micros()), [4_000, 4_000, 114_342]);
     }
 
     #[test]

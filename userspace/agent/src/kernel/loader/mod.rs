@@ -31,7 +31,7 @@ use super::probes::Probes;
 use super::type_info::{KernelTypes, TypeError};
 use clr_events::ClrEvents;
 use off_cpu::OffCpu;
-pub use threads::PassState;
+pub use threads::PassReport;
 use threads::{ActivityOffsets, Threads};
 
 /// The programs, built from `ebpf/programs` and kept beside their source.
@@ -110,7 +110,7 @@ pub struct Settings {
     pub ring_bytes: u32,
     /// Samples per second and CPU.
     pub frequency: u64,
-    /// Whose threads are walked on request ([`Programs::begin_pass`]).
+    /// Whose threads are walked on request ([`Programs::order_passes`]).
     pub threads_of: ThreadsOf,
     /// The threads of all processes are walked again and again.
     pub wall: bool,

@@ -14,7 +14,7 @@ use strata_abi::tables::{Pass, READERS, SEEN_THREADS, Walking};
 use super::quarantine::Quarantine;
 use super::{HotValue, LoadError, Programs, map, program};
 use crate::blocking_reader::{Owner, ROOT, owner_of};
-use crate::kernel::thread_reader::{self, Cost, Ending, Reader, Target};
+use crate::kernel::thread_reader::{self, Cost, Ending, Order, Reader};
 use crate::kernel::type_info::KernelTypes;
 
 const PROGRAM: &str = "walk_threads";
@@ -83,13 +83,15 @@ pub(super) fn size(loader: &mut EbpfLoader<'_>, ring_bytes: u32) {
     loader.map_max_entries("SEEN", SEEN_THREADS).map_max_entries("THREADS", ring_bytes);
 }
 
-/// A pass that is on.
+/// The reader that has orders.
 struct Running {
     slot: u32,
     reader: Reader,
-    is_reading: bool,
-    /// Records that found no room in the ring, of all readers with this slot.
-    ring_full: u64,
+    /// The number of its last order.
+    order: u32,
+    /// That one is for a pass over all threads, which is not over. Records that had found no room in the
+    /// ring before, of all readers with this slot.
+    over_all: Option<u64>,
 }
 
 /// A reader that hangs.
@@ -121,19 +123,15 @@ pub(super) struct Threads {
     ended: Option<BtfTracePointLinkId>,
 }
 
-/// What has become of a pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PassState {
-    /// None is on.
-    Idle,
-    Reading,
-    /// It is over. `lost_some`: the ring had no room for every record.
-    Done {
-        cost: Cost,
-        lost_some: bool,
-    },
-    /// Its reader has failed: another one begins with the next pass.
-    Failed,
+/// What has become of passes since the last look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PassReport {
+    /// Of those over targets.
+    pub repeated: Cost,
+    /// Of one over all threads, and whether the ring had no room for some records.
+    pub over_all: Option<(Cost, bool)>,
+    /// The reader has failed: another one begins with the next order.
+    pub has_failed: bool,
 }
 
 impl Threads {
@@ -169,13 +167,9 @@ impl Threads {
         })
     }
 
-    /// Begins a pass over these targets, or over all threads; what is of its reader is filled in. False
-    /// where too many readers hang.
-    pub(super) fn begin(
-        &mut self,
-        pass: Pass,
-        targets: Option<&[Target]>,
-    ) -> Result<bool, LoadError> {
+    /// Gives the reader another order; what is of it in `pass` is filled in. False where too many
+    /// readers hang.
+    pub(super) fn order(&mut self, pass: Pass, order: &Order) -> Result<bool, LoadError> {
         self.ending.reap();
         let quarantine = &mut self.quarantine;
         self.left_behind.retain_mut(|left| {
@@ -190,19 +184,20 @@ impl Threads {
             let is_free = |slot: &u32| self.left_behind.iter().all(|left| left.slot != *slot);
             let Some(slot) = (0..READERS).find(is_free) else { return Ok(false) };
             let reader = Reader::start(self.program.as_fd()).map_err(LoadError::Pass)?;
-            let ring_full = self.ring_full(slot);
-            self.current = Some(Running { slot, reader, is_reading: false, ring_full });
+            self.current = Some(Running { slot, reader, order: 0, over_all: None });
         }
         let kernel_only = u32::from(self.left_behind.len() + 1 >= READERS as usize);
+        let lost = self.current.as_ref().map(|running| self.ring_full(running.slot));
         let Some(running) = &mut self.current else { return Ok(false) };
         let pass = Pass { reader: running.reader.pid(), slot: running.slot, kernel_only, ..pass };
         let named = |source| LoadError::Map { name: "PASS", source };
         self.pass.set(0, PassValue(pass), 0).map_err(named)?;
-        if let Err(error) = running.reader.begin(targets) {
+        running.order = running.order.wrapping_add(1);
+        running.over_all = lost.filter(|_| order.over_all);
+        if let Err(error) = running.reader.order(running.order, order) {
             self.give_up();
             return Err(LoadError::Pass(error));
         }
-        running.is_reading = true;
         Ok(true)
     }
 
@@ -239,34 +234,44 @@ impl Threads {
         }
     }
 
-    pub(super) fn state(&mut self) -> PassState {
-        let Some(running) = self.current.as_mut().filter(|running| running.is_reading) else {
-            return PassState::Idle;
-        };
-        match running.reader.result() {
-            Ok(None) => PassState::Reading,
-            Ok(Some(cost)) => {
-                running.is_reading = false;
-                let (slot, before) = (running.slot, running.ring_full);
-                let ring_full = self.ring_full(slot);
-                if let Some(running) = &mut self.current {
-                    running.ring_full = ring_full;
-                }
-                PassState::Done { cost, lost_some: ring_full > before }
-            }
+    pub(super) fn report(&mut self) -> PassReport {
+        let mut report = PassReport::default();
+        let Some(running) = &mut self.current else { return report };
+        let reports = match running.reader.reports() {
+            Ok(reports) => reports,
             Err(error) => {
                 tracing::warn!(%error, "the process that reads threads has ended");
                 self.give_up();
-                PassState::Failed
+                return PassReport { has_failed: true, ..report };
+            }
+        };
+        let (slot, order) = (running.slot, running.order);
+        let mut over_all = running.over_all;
+        for of in reports {
+            if of.order == order
+                && let Some(lost_before) = over_all.take()
+            {
+                report.over_all = Some((of.cost, self.ring_full(slot) > lost_before));
+            } else {
+                report.repeated += of.cost;
             }
         }
+        if let Some(running) = &mut self.current {
+            running.over_all = over_all;
+        }
+        report
     }
 
-    /// Where the pass is, and whether its reader sleeps there: one without a CPU does not.
-    pub(super) fn position(&self) -> (Walking, bool) {
-        let Some(running) = &self.current else { return Default::default() };
-        let walking = self.walking.get(&running.slot, 0).map(|value| value.0);
-        (walking.unwrap_or_default(), running.reader.sleeps())
+    /// Where the reader is.
+    pub(super) fn position(&self) -> Walking {
+        let walking =
+            self.current.as_ref().and_then(|running| self.walking.get(&running.slot, 0).ok());
+        walking.map(|value| value.0).unwrap_or_default()
+    }
+
+    /// Whether the reader waits in the kernel: one without a CPU does not.
+    pub(super) fn sleeps(&self) -> bool {
+        self.current.as_ref().is_some_and(|running| running.reader.sleeps())
     }
 
     /// Leaves the reader behind. Memory of the process that it reads is not read for a while.
@@ -338,27 +343,28 @@ impl Programs {
         }
     }
 
-    /// Begins a pass over these targets' threads that do not run, or over all; what is new comes as
-    /// records. False if none can begin, because too many readers hang.
-    pub fn begin_pass(
-        &mut self,
-        pass: Pass,
-        targets: Option<&[Target]>,
-    ) -> Result<bool, LoadError> {
-        self.threads.as_mut().map_or(Ok(false), |threads| threads.begin(pass, targets))
+    /// Orders passes over threads that do not run; what is new comes as records. False if none can
+    /// begin, because too many readers hang.
+    pub fn order_passes(&mut self, pass: Pass, order: &Order) -> Result<bool, LoadError> {
+        self.threads.as_mut().map_or(Ok(false), |threads| threads.order(pass, order))
     }
 
-    /// The pass that is on.
-    pub fn pass(&mut self) -> PassState {
-        self.threads.as_mut().map_or(PassState::Idle, Threads::state)
+    /// What passes have done since the last call.
+    pub fn pass_report(&mut self) -> PassReport {
+        self.threads.as_mut().map(Threads::report).unwrap_or_default()
     }
 
-    /// Where it is, and whether its reader sleeps.
-    pub fn pass_position(&self) -> (Walking, bool) {
+    /// Where the reader is in its pass.
+    pub fn pass_position(&self) -> Walking {
         self.threads.as_ref().map(Threads::position).unwrap_or_default()
     }
 
-    /// Gives the pass up: its reader hangs at this process, which is not walked for a while.
+    /// Whether it sleeps there.
+    pub fn pass_sleeps(&self) -> bool {
+        self.threads.as_ref().is_some_and(Threads::sleeps)
+    }
+
+    /// Gives the reader up: it hangs at this process, which is not walked for a while.
     pub fn abandon_pass(&mut self, pid: u32) {
         if let Some(threads) = &mut self.threads {
             threads.leave_behind(pid);
