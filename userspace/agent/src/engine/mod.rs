@@ -359,7 +359,7 @@ impl Engine {
         self.turn();
         self.meet_executed();
         self.count_waits(self.turn.records_until);
-        self.count_wall(self.turn.records_until);
+        self.count_wall(self.turn.records_until, false);
         self.count_objects();
         self.managed.ask_last(&self.aggregate);
         self.eviction.is_symbolizing = true;
@@ -377,9 +377,9 @@ impl Engine {
         self.processes.dirty.extend(left);
     }
 
-    fn count_wall(&mut self, until: u64) {
+    fn count_wall(&mut self, until: u64, is_last: bool) {
         if let Some(wall) = &mut self.wall {
-            wall.count(until, &mut self.aggregate);
+            wall.count(until, is_last, &mut self.aggregate);
         }
     }
 
@@ -470,7 +470,7 @@ impl Engine {
             );
         }
         self.count_waits(stopped_at);
-        self.count_wall(stopped_at);
+        self.count_wall(stopped_at, true);
         self.count_objects();
         self.managed.finish(&self.aggregate);
         // Of processes that ended meanwhile.

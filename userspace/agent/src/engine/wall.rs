@@ -272,12 +272,17 @@ impl Wall {
         }
     }
 
-    /// Counts everything up to a moment.
-    pub fn count(&mut self, until: u64, to: &mut Aggregate) {
+    /// Counts everything up to a moment. What lacks its callers is left to the next call, once, unless
+    /// this is the last one.
+    pub fn count(&mut self, until: u64, is_last: bool, to: &mut Aggregate) {
         for account in self.threads.values_mut() {
             // Stacks that are placed here leave.
             let before = account.bytes();
-            account.count(until, to);
+            if is_last {
+                account.count(until, to)
+            } else {
+                account.count_known(until, to)
+            }
             self.memory.give_back(account.pid, before);
             self.memory.take(account.pid, account.bytes());
         }

@@ -123,6 +123,8 @@ pub(super) struct Account {
     /// Time on a CPU that has no stack yet, and when it was over.
     pub(super) unplaced: u64,
     pub(super) unplaced_until: u64,
+    /// Its time was kept for the next count once, because where it waits has no callers yet.
+    pub(super) is_held: bool,
 }
 
 pub(super) fn is_blocked(state: u64) -> bool {
@@ -171,6 +173,7 @@ impl Account {
             ran: None,
             unplaced: 0,
             unplaced_until: 0,
+            is_held: false,
         }
     }
 
@@ -411,6 +414,17 @@ impl Account {
             self.add_running(first, (time, left), to);
         }
         self.ran = all.into_iter().next_back();
+    }
+
+    /// Everything up to a moment, but of a thread that waits in a stack without tables, which is walked again
+    /// soon: its time is left to the next call.
+    pub(super) fn count_known(&mut self, until: u64, to: &mut Aggregate) {
+        let lacks_tables = is_blocked(self.state)
+            && self.blocked.as_ref().is_some_and(|place| place.whole.lacks_tables());
+        let was_held = std::mem::replace(&mut self.is_held, lacks_tables);
+        if was_held || !lacks_tables {
+            self.count(until, to);
+        }
     }
 
     /// Everything up to a moment, by what it was last seen to do.

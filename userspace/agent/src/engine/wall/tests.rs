@@ -64,7 +64,7 @@ fn what_a_thread_did_before_it_executes_a_program_is_of_the_program_before() {
     assert!(wall.executed(thread(2, 7), 10 * SECOND, &mut to), "its time goes on");
     let again = Activity { voluntary: 4, previous: 10 * SECOND - 1, ..waits };
     taken(&mut wall, 2, 7, 11, again, &mut to);
-    wall.count(12 * SECOND, &mut to);
+    wall.count(12 * SECOND, false, &mut to);
     let expected = BTreeMap::from([((1, 7), 9.0), ((2, 7), 2.0)]);
     assert_eq!(seconds(&to), expected);
     // No stack of the new program is one of the old one's.
@@ -84,7 +84,7 @@ fn a_thread_that_executes_a_program_goes_on_under_its_leaders_number() {
     // It has its leader's start now, and what it has done itself.
     let goes_on = Activity { previous: 10 * SECOND - 1, ..activity(1, 5, 10, 4_000) };
     taken(&mut wall, 2, 7, 11, goes_on, &mut to);
-    wall.count(20 * SECOND, &mut to);
+    wall.count(20 * SECOND, false, &mut to);
     let expected = BTreeMap::from([((1, 7), 9.0), ((1, 8), 9.0), ((2, 7), 10.0)]);
     assert_eq!(seconds(&to), expected);
 }
@@ -98,7 +98,7 @@ fn of_several_threads_whose_ends_were_lost_none_goes_on() {
     assert!(!wall.executed(thread(2, 7), 10 * SECOND, &mut to));
     let goes_on = Activity { previous: 9 * SECOND, ..activity(1, 5, 10, 4_000) };
     taken(&mut wall, 2, 7, 11, goes_on, &mut to);
-    wall.count(12 * SECOND, &mut to);
+    wall.count(12 * SECOND, false, &mut to);
     let expected = BTreeMap::from([((1, 8), 9.0), ((1, 9), 9.0), ((2, 7), 2.0)]);
     assert_eq!(seconds(&to), expected);
 }
@@ -133,10 +133,10 @@ fn a_process_that_is_left_out_has_no_time_until_it_is_sampled_again() {
     let waits = activity(1, 5, 3, 1_000);
     taken(&mut wall, 1, 7, 2, waits, &mut to);
     wall.leave_out(7);
-    wall.count(50 * SECOND, &mut to);
+    wall.count(50 * SECOND, false, &mut to);
     let before = seconds(&to).get(&(1, 7)).copied().unwrap_or_default();
     taken(&mut wall, 1, 7, 101, Activity { previous: 100 * SECOND, ..waits }, &mut to);
-    wall.count(103 * SECOND, &mut to);
+    wall.count(103 * SECOND, false, &mut to);
     assert_eq!(seconds(&to).get(&(1, 7)), Some(&(before + 3.0)));
 }
 
@@ -246,4 +246,37 @@ fn a_process_with_threads_without_end_leaves_others_their_time() {
     assert_eq!(wall.threads.len(), wall.by_process.len());
     wall.retain(|_| false);
     assert_eq!(wall.memory.used(), 0);
+}
+
+#[test]
+fn time_without_callers_is_kept_for_the_next_count_once() {
+    let mut wall = wall();
+    let counted = |wall: &mut Wall, seconds: u64, is_last: bool| {
+        let mut to = Aggregate::new(Kinds::NONE);
+        wall.count(seconds * SECOND, is_last, &mut to);
+        let sums = self::seconds(&to);
+        [8, 9].map(|tid| sums.get(&(1, tid)).copied().unwrap_or_default())
+    };
+    let mut to = Aggregate::new(Kinds::NONE);
+    let without = || {
+        let mut whole = at(1);
+        whole.stack.end = End::NoProcess;
+        whole
+    };
+    for tid in [8, 9] {
+        let header = Header { pid: 7, tid, time: 2 * SECOND, ..header(0) };
+        wall.take(&header, thread(1, tid), &activity(1, 1, 0, 0), without(), &mut to);
+    }
+    assert_eq!(seconds(&to).len(), 0);
+    assert_eq!(counted(&mut wall, 10, false), [0.0, 0.0]);
+    // One of them is walked again, with tables.
+    taken(&mut wall, 1, 8, 12, activity(1, 1, 0, 0), &mut to);
+    assert!((seconds(&to).get(&(1, 8)).copied().unwrap_or_default() - 11.0).abs() < 0.01);
+    assert_eq!(counted(&mut wall, 20, false), [8.0, 19.0]);
+    // The other one waits no longer.
+    assert_eq!(counted(&mut wall, 30, false), [10.0, 10.0]);
+    let header = Header { pid: 7, tid: 8, time: 31 * SECOND, ..header(0) };
+    wall.take(&header, thread(1, 8), &activity(1, 1, 1, 0), without(), &mut to);
+    let [one, _] = counted(&mut wall, 40, true);
+    assert!(one >= 9.0, "{one}");
 }
