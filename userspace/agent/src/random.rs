@@ -26,9 +26,14 @@ impl Random {
     pub(crate) fn below(&mut self, end: u32) -> u32 {
         u32::try_from(((self.next() >> 32) * u64::from(end)) >> 32).unwrap_or_default()
     }
-    /// From half to one and a half times as long: what happens at even intervals would find a thread that
-    /// works at such intervals always at the same place.
+
+    /// From half to one and a half, by which a pause is multiplied: what happens at even intervals would find
+    /// a thread that works at such intervals always at the same place.
+    pub(crate) fn factor(&mut self) -> f64 {
+        0.5 + (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
     pub(crate) fn spread(&mut self, time: Duration) -> Duration {
-        time / 2 + time.mul_f64((self.next() >> 11) as f64 / (1u64 << 53) as f64)
+        time.mul_f64(self.factor())
     }
 }

@@ -377,7 +377,7 @@ impl Engine {
         self.processes.dirty.extend(left);
     }
 
-    fn count_wall(&mut self, until: u64, is_last: bool) {
+    pub(super) fn count_wall(&mut self, until: u64, is_last: bool) {
         if let Some(wall) = &mut self.wall {
             wall.count(until, is_last, &mut self.aggregate);
         }

@@ -296,12 +296,12 @@ impl Reader {
         }
     }
 
-    /// Whether it waits in the kernel.
+    /// Whether it waits in the kernel, or was stopped.
     pub fn sleeps(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
         let stat = stat.unwrap_or_default();
         let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
-        matches!(state, Some('S' | 'D'))
+        matches!(state, Some('S' | 'D' | 'T' | 't'))
     }
 
     /// Does nothing to one that has ended, whose number may be another process's by now.
@@ -368,15 +368,16 @@ fn serve(mut socket: UnixStream, mut walker: Walker<'_>) -> io::Result<()> {
     let (mut number, mut order) = (0, Order::default());
     let mut done = Cost::default();
     let mut reported = Instant::now();
-    // Of the last pass over targets.
-    let (mut began, mut last_cost) = (Instant::now(), Duration::ZERO);
+    // Of the last pass over targets, and what the pause after it is multiplied by: drawn once, because
+    // drawn again with each order the pauses would be shorter.
+    let (mut began, mut last_cost, mut factor) = (Instant::now(), Duration::ZERO, 1.0);
     let mut used = cpu_time();
     loop {
         let until = match &order {
             Order { over_all: true, .. } => Some(Instant::now()),
             Order { repeated: None, .. } => None,
             Order { repeated: Some((_, pace)), .. } => {
-                Some(began + random.spread(pace.pause(last_cost)))
+                Some(began + pace.pause(last_cost).mul_f64(factor))
             }
         };
         if has_order(&socket, until)? {
@@ -402,7 +403,7 @@ fn serve(mut socket: UnixStream, mut walker: Walker<'_>) -> io::Result<()> {
         done += Cost { nanos, passes: 1, refused };
         if !is_over_all {
             // What one over all threads costs is the engine's to make up for.
-            (began, last_cost) = (now, Duration::from_nanos(nanos));
+            (began, last_cost, factor) = (now, Duration::from_nanos(nanos), random.factor());
         }
         if is_over_all || now.duration_since(reported) >= REPORTS {
             report(&mut socket, number, &mut done)?;

@@ -417,7 +417,7 @@ impl Account {
     }
 
     /// Everything up to a moment, but of a thread that waits in a stack without tables, which is walked again
-    /// soon: its time is left to the next call.
+    /// soon in most cases: its time is left to the next call, once.
     pub(super) fn count_known(&mut self, until: u64, to: &mut Aggregate) {
         let lacks_tables = is_blocked(self.state)
             && self.blocked.as_ref().is_some_and(|place| place.whole.lacks_tables());

@@ -191,7 +191,10 @@ impl Threads {
         let Some(running) = &mut self.current else { return Ok(false) };
         let pass = Pass { reader: running.reader.pid(), slot: running.slot, kernel_only, ..pass };
         let named = |source| LoadError::Map { name: "PASS", source };
-        self.pass.set(0, PassValue(pass), 0).map_err(named)?;
+        if let Err(source) = self.pass.set(0, PassValue(pass), 0) {
+            self.give_up();
+            return Err(named(source));
+        }
         running.order = running.order.wrapping_add(1);
         running.over_all = lost.filter(|_| order.over_all);
         if let Err(error) = running.reader.order(running.order, order) {
