@@ -20,7 +20,8 @@ use rustix::fs::{FlockOperation, flock};
 /// Set to 1 for the variants of the tests with full sample counts and durations.
 pub const LONG: &str = "STRATA_TEST_LONG";
 
-/// A file that the seconds, the kind and the name of each test are appended to at its end.
+/// A file that the seconds of each test, the part of them that the machine's CPUs were idle, its kind and
+/// its name are appended to at its end.
 pub const TURNS_FILE: &str = "STRATA_TEST_TURNS";
 
 /// Tests of this process that share the machine at a time: they wait more than they compute, on two
@@ -33,11 +34,12 @@ pub struct Machine {
     _locks: Vec<File>,
     turn: Turn,
     began: Instant,
+    idle: f64,
 }
 
 impl Machine {
     fn with(locks: Vec<File>, turn: Turn) -> Self {
-        Self { _locks: locks, turn, began: Instant::now() }
+        Self { _locks: locks, turn, began: Instant::now(), idle: idle_seconds() }
     }
 }
 
@@ -47,10 +49,17 @@ impl Drop for Machine {
         let name = std::thread::current().name().unwrap_or_default().to_owned();
         let (seconds, kind) = (self.began.elapsed().as_secs_f64(), self.turn.0);
         let file = File::options().create(true).append(true).open(path);
-        let line = format!("{seconds:.1} {kind:?} {name}\n");
+        let idle = (idle_seconds() - self.idle) / (seconds * cpus() as f64).max(f64::EPSILON);
+        let line = format!("{seconds:.1} {:.0}% {kind:?} {name}\n", 100.0 * idle);
         // Without it, the test is as good.
         _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
     }
+}
+
+/// What all CPUs together have been idle for since the machine started.
+fn idle_seconds() -> f64 {
+    let uptime = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
+    uptime.split_ascii_whitespace().nth(1).and_then(|idle| idle.parse().ok()).unwrap_or_default()
 }
 
 /// Held by tests that record the whole host. Of all clones on this machine, as the others are.
