@@ -18,10 +18,10 @@ use strata_clr::{AttachOptions, Session, Target, attach};
 use strata_tests::daemon::Daemon;
 use strata_tests::running::{Running, wait_until};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
-use strata_tests::strata::record;
+use strata_tests::strata::{Recording, record};
 use strata_tests::{machine, places, text_outputs};
 
-use crate::dotnet_running::{Wrongs, each, start};
+use crate::dotnet_running::{Wrongs, each, start_command};
 use crate::dotnet_unloading::{number_of, versions};
 
 /// A second's records take 2.6 MB.
@@ -36,8 +36,10 @@ const METHOD: u64 = 1_310;
 const TIMES: u64 = 3;
 const PATIENCE: Duration = Duration::from_secs(180);
 
-fn start_dropping(dotnet: &DotNet, version: Version) -> Result<Running> {
-    let app = start(dotnet, version, "DropsMethods", &["3600", METHODS, LETTERS])?;
+fn start_dropping(dotnet: &DotNet, version: Version, service: Option<&str>) -> Result<Running> {
+    let mut command = dotnet.program(version, "DropsMethods", &["3600", METHODS, LETTERS])?;
+    command.envs(service.map(|service| ("DD_SERVICE", service)));
+    let app = start_command(command)?;
     wait_until("it makes methods", PATIENCE, || made(&app).is_ok())?;
     Ok(app)
 }
@@ -137,8 +139,8 @@ fn the_log_of_a_program_that_drops_methods_stays_small_and_complete() -> Result<
     let dotnet = dotnet()?;
     // Segments, three or five times what the log may have.
     let given_back = machine::short_or_long(12, 20);
-    each(&versions(&dotnet)?, 2, |version, wrongs| {
-        let mut app = start_dropping(&dotnet, version)?;
+    each(&versions(&dotnet)?, 4, |version, wrongs| {
+        let mut app = start_dropping(&dotnet, version, None)?;
         let pid = u32::try_from(app.pid())?;
         let options = SessionOptions { owner_name: "test".to_owned(), ..Default::default() };
         let options = AttachOptions { session: options, time: PATIENCE };
@@ -225,11 +227,11 @@ fn main_file(pid: u32) -> Result<File> {
 
 #[test]
 fn an_older_strata_gets_a_log_that_is_only_appended_to() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     let version = Version::V9;
-    let mut app = start_dropping(&dotnet, version)?;
+    let mut app = start_dropping(&dotnet, version, None)?;
     let pid = u32::try_from(app.pid())?;
     let session = attach(pid, &AttachOptions { time: PATIENCE, ..Default::default() })?.session;
     session.release()?;
@@ -272,33 +274,23 @@ fn an_older_strata_gets_a_log_that_is_only_appended_to() -> Result<()> {
     Ok(())
 }
 
-/// The numbers of the methods in the samples of a part of a store.
-fn numbers_in(daemon: &Daemon, from: &str) -> Result<HashSet<u64>> {
+/// The numbers of the methods in folded stacks.
+fn numbers_of(folded: &str) -> Result<HashSet<u64>> {
+    let stacks = text_outputs::folded(folded)?;
+    let frames = stacks.iter().flat_map(|stack| &stack.frames);
+    Ok(frames.filter_map(|frame| number_of(frame)).collect())
+}
+
+/// The numbers of the methods in a service's samples of a part of a store.
+fn numbers_in(daemon: &Daemon, service: &str, from: &str) -> Result<HashSet<u64>> {
     let mut command = Command::new(places::strata_binary()?);
-    command.args(["query", "--service", "*", "--from", from, "-o", "some.folded", "--store"]);
+    command.args(["query", "--service", service, "--from", from, "-o", "some.folded", "--store"]);
     command.arg(daemon.store()).current_dir(daemon.folder());
     let ended = Running::from_command(command)?.wait(PATIENCE)?;
     if !ended.status.success() {
         bail!("{}", ended.stderr);
     }
-    let stacks = text_outputs::folded(&fs::read_to_string(daemon.folder().join("some.folded"))?)?;
-    let frames = stacks.iter().flat_map(|stack| &stack.frames);
-    Ok(frames.filter_map(|frame| number_of(frame)).collect())
-}
-
-/// A daemon that was stopped for longer than the log lasts, its program, and how many methods there
-/// were when it went on.
-fn stopped_for_long(dotnet: &DotNet, version: Version) -> Result<(Daemon, Running, u64)> {
-    let mut daemon = Daemon::prepared()?;
-    daemon.configure("[sampling]\nfrequency = 499\n[dotnet]\nage = \"0s\"\n")?;
-    daemon.start()?;
-    let app = start_dropping(dotnet, version)?;
-    more(&app, 10_000)?;
-    let pid = Pid::from_raw(daemon.pid()?).context("a pid")?;
-    kill_process(pid, Signal::STOP)?;
-    let stopped = more(&app, 30_000)?;
-    kill_process(pid, Signal::CONT)?;
-    Ok((daemon, app, stopped))
+    numbers_of(&fs::read_to_string(daemon.folder().join("some.folded"))?)
 }
 
 /// Stops a program, and waits until no thread of it runs: the bridge's may be giving segments back.
@@ -315,37 +307,65 @@ fn stop(app: &Running) -> Result<()> {
     })
 }
 
-/// Waits until there are so many more methods, and returns how many there are.
-fn more(app: &Running, methods: u64) -> Result<u64> {
-    let until = made(app)? + methods;
-    wait_until("more methods", PATIENCE, || made(app).is_ok_and(|made| made >= until))?;
-    made(app)
+/// Waits until each program has made so many more methods, and returns how many it has made.
+fn more(apps: &[Running], methods: u64) -> Result<Vec<u64>> {
+    let until: Vec<u64> = apps.iter().map(|app| Ok(made(app)? + methods)).collect::<Result<_>>()?;
+    wait_until("more methods", PATIENCE, || {
+        let mut all = apps.iter().zip(&until);
+        all.all(|(app, until)| made(app).is_ok_and(|made| made >= *until))
+    })?;
+    apps.iter().map(made).collect()
 }
 
-/// A daemon is stopped for longer than the log lasts, and another is killed.
+/// A daemon is stopped for longer than the log lasts, a recording beside it comes late and sees what is
+/// made while it runs, and another daemon follows when the first is killed.
 #[test]
-fn a_daemon_that_was_stopped_or_killed_names_what_was_made_since() -> Result<()> {
+fn daemons_that_were_stopped_or_killed_and_late_recordings_name_what_was_made_since() -> Result<()>
+{
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
-    for version in [Version::V9, Version::V3_1] {
-        let (mut daemon, mut app, stopped) = stopped_for_long(&dotnet, version)?;
-        // For longer than a period of the store: what was not written is lost when it is killed.
-        let before = more(&app, 40_000)?;
-        let gaps = daemon.status()?["sampling"]["losses"]["clr_records_lost"].clone();
-        daemon.kill()?;
-        // What it had stored ends before.
-        let killed_at = Instant::now();
-        let killed = more(&app, 20_000)?;
-        daemon.start()?;
-        more(&app, 20_000)?;
-        let memory = log_memory(app.pid())?;
-        daemon.end()?;
-        let seconds = killed_at.elapsed().as_secs();
-        let last = numbers_in(&daemon, &format!("-{seconds}s"))?;
-        let wrong = last.iter().filter(|number| **number < killed).count();
-        let all = numbers_in(&daemon, "-1h")?;
-        let after_stop = all.iter().filter(|number| (stopped..before).contains(number)).count();
+    let versions = [Version::V9, Version::V3_1];
+    let services = ["dropping-9", "dropping-3.1"];
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("[sampling]\nfrequency = 499\n[dotnet]\nage = \"0s\"\n")?;
+    daemon.start()?;
+    let mut apps = versions
+        .iter()
+        .zip(services)
+        .map(|(version, service)| start_dropping(&dotnet, *version, Some(service)))
+        .collect::<Result<Vec<_>>>()?;
+    more(&apps, 10_000)?;
+    let pid = Pid::from_raw(daemon.pid()?).context("a pid")?;
+    kill_process(pid, Signal::STOP)?;
+    let stopped = more(&apps, 30_000)?;
+    kill_process(pid, Signal::CONT)?;
+    // For longer than a period of the store: what was not written is lost when it is killed.
+    let before = more(&apps, 40_000)?;
+    let gaps = daemon.status()?["sampling"]["losses"]["clr_records_lost"].clone();
+    let recordings = apps
+        .iter()
+        .map(|app| {
+            record()?.pid(app.pid()).frequency(499).seconds(3.0).output("out.folded").start()
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let recorded = recordings.into_iter().map(Recording::finish).collect::<Result<Vec<_>>>()?;
+    daemon.kill()?;
+    // What it had stored ends before.
+    let killed_at = Instant::now();
+    let killed = more(&apps, 20_000)?;
+    daemon.start()?;
+    more(&apps, 20_000)?;
+    let memory = apps.iter().map(|app| log_memory(app.pid())).collect::<Result<Vec<_>>>()?;
+    daemon.end()?;
+    let seconds = killed_at.elapsed().as_secs();
+    for (number, version) in versions.into_iter().enumerate() {
+        let memory = memory[number];
+        let last = numbers_in(&daemon, services[number], &format!("-{seconds}s"))?;
+        let wrong = last.iter().filter(|made| **made < killed[number]).count();
+        let all = numbers_in(&daemon, services[number], "-1h")?;
+        let while_it_ran = stopped[number]..before[number];
+        let after_stop = all.iter().filter(|made| while_it_ran.contains(made)).count();
         println!(
             "{version}: {memory} bytes of log, {gaps} gaps; {after_stop} named after a stop, {} after a kill ({wrong} wrong)",
             last.len()
@@ -355,33 +375,18 @@ fn a_daemon_that_was_stopped_or_killed_names_what_was_made_since() -> Result<()>
         wrongs.unless(last.len() >= 20 && wrong == 0, || {
             format!("{version}: {} after a kill, {wrong} wrong", last.len())
         });
-        wrongs.unless(app.is_alive(), || format!("{version}: died"));
-    }
-    wrongs.none();
-    Ok(())
-}
-
-/// A recording beside a daemon comes late, and sees what is made while it runs.
-#[test]
-fn a_recording_that_comes_late_names_what_is_made_while_it_runs() -> Result<()> {
-    let _machine = machine::alone()?;
-    let dotnet = dotnet()?;
-    let mut wrongs = Wrongs::default();
-    for version in [Version::V9, Version::V3_1] {
-        let (mut daemon, app, _) = stopped_for_long(&dotnet, version)?;
-        let before = more(&app, 40_000)?;
-        let recorded = record()?.pid(app.pid()).frequency(499).seconds(3.0).output("out.folded");
-        let recorded = recorded.run()?;
-        let stacks = text_outputs::folded(&recorded.text("out.folded")?)?;
-        let frames = stacks.iter().flat_map(|stack| &stack.frames);
-        let named: HashSet<u64> = frames.filter_map(|frame| number_of(frame)).collect();
-        let mut wrong: Vec<&u64> = named.iter().filter(|number| **number < before).collect();
+        wrongs.unless(apps[number].is_alive(), || format!("{version}: died"));
+        let late = numbers_of(&recorded[number].text("out.folded")?)?;
+        let mut wrong: Vec<&u64> = late.iter().filter(|made| **made < before[number]).collect();
         wrong.sort_unstable();
-        println!("{version}: {} named, from {before} on, but for {wrong:?}", named.len());
-        wrongs.unless(named.len() >= 20 && wrong.is_empty(), || {
-            format!("{version}: {} named by a recording, {} wrong", named.len(), wrong.len())
+        println!(
+            "{version}: a late recording names {}, from {} on, but for {wrong:?}",
+            late.len(),
+            before[number]
+        );
+        wrongs.unless(late.len() >= 20 && wrong.is_empty(), || {
+            format!("{version}: {} named by a recording, {} wrong", late.len(), wrong.len())
         });
-        daemon.end()?;
     }
     wrongs.none();
     Ok(())
