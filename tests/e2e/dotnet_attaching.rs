@@ -103,7 +103,7 @@ fn is_of_main_thread(stack: &strata_tests::stacks::Stack) -> bool {
 fn twenty_recordings_of_one_program_leave_nothing_behind() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
-    each(&dotnet.versions(), 2, |version, wrongs| {
+    each(&dotnet.versions(), 4, |version, wrongs| {
         let mut app = start(&dotnet, version, "Busy", &["600", "0.2"])?;
         let pid = app.pid();
         let state = || -> Result<[usize; 4]> {

@@ -364,7 +364,7 @@ pub fn of_method(stacks: &Stacks, method: &str) -> (u64, u64) {
 fn waits_for_locks_are_counted_and_timed_where_they_are() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
-    for version in with_events(&dotnet) {
+    each(&with_events(&dotnet).collect::<Vec<_>>(), 3, |version, _| {
         let target = Target::start_program(&dotnet, version, "Contends", "100")?;
         let recording = recording_of(&target, "locks", |record| record)?;
         target.go()?;
@@ -379,8 +379,8 @@ fn waits_for_locks_are_counted_and_timed_where_they_are() -> Result<()> {
         assert!((count as f64 / own["waits"] as f64 - 1.0).abs() < 0.1, "{version}");
         assert!((time as f64 / own["nanoseconds"] as f64 - 1.0).abs() < 0.1, "{version}");
         assert!(whole as f64 > time as f64 * 0.98, "{version}");
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// A target that blocks, and a recording of its locks until it ends: what it counted, how many waits
@@ -411,7 +411,7 @@ fn label<'a>(stack: &'a Stack, name: &str) -> &'a str {
 fn a_wait_has_the_thread_that_holds_the_lock_its_address_and_its_bucket() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
-    for version in with_events(&dotnet) {
+    each(&with_events(&dotnet).collect::<Vec<_>>(), 3, |version, _| {
         let (own, counts, times) = blocks(&dotnet, version, "held", "20")?;
         let (count, _) = of_method(&counts, "Shop.Blocks.EnterHeld");
         let (time, _) = of_method(&times, "Shop.Blocks.EnterHeld");
@@ -433,15 +433,15 @@ fn a_wait_has_the_thread_that_holds_the_lock_its_address_and_its_bucket() -> Res
         };
         let (long, short) = (of_bucket("100 - 499 ms"), of_bucket("50 - 99 ms"));
         assert!(long + short == count && long > short, "{version}: {long} and {short}");
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 #[test]
 fn in_a_convoy_waits_have_the_thread_that_got_the_lock() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
-    for version in with_events(&dotnet) {
+    each(&with_events(&dotnet).collect::<Vec<_>>(), 3, |version, _| {
         let (own, counts, _) = blocks(&dotnet, version, "convoy", "300")?;
         let (mut all, mut agree) = (0, 0);
         for waiter in 0..4 {
@@ -458,8 +458,8 @@ fn in_a_convoy_waits_have_the_thread_that_got_the_lock() -> Result<()> {
         }
         println!("{version}: {agree} of {all} agree");
         assert!(all > 600 && agree as f64 >= all as f64 * 0.95, "{version}: {agree} of {all}");
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 #[test]
@@ -525,7 +525,7 @@ fn classes_are_named_with_their_arguments_however_long_their_names_are() -> Resu
 fn events_of_another_profilers_session_do_not_count() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
-    for version in with_events(&dotnet) {
+    each(&with_events(&dotnet).collect::<Vec<_>>(), 3, |version, _| {
         let other_folder = tempfile::tempdir()?;
         let other = SecondProfiler::new(other_folder.path())?;
         let folder = tempfile::Builder::new().prefix("strata-events-").tempdir()?;
@@ -545,8 +545,8 @@ fn events_of_another_profilers_session_do_not_count() -> Result<()> {
         println!("{version}: {own:?}, {count} seen, {time} ns");
         assert!((count as f64 / own["waits"] as f64 - 1.0).abs() < 0.1, "{version}");
         assert!((time as f64 / own["nanoseconds"] as f64 - 1.0).abs() < 0.1, "{version}");
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 #[test]

@@ -18,7 +18,7 @@ use strata_tests::strata::{Recording, record};
 use strata_tests::{machine, places, text_outputs};
 
 use crate::dotnet_events::{REPORTED, Target, WAYS, of_method, recording_of, thrown, with_events};
-use crate::dotnet_running::{PATIENCE, listed};
+use crate::dotnet_running::{PATIENCE, each, listed};
 
 /// What `strata ps` says of a process's bridge.
 fn bridge_of(pid: i32) -> String {
@@ -26,11 +26,11 @@ fn bridge_of(pid: i32) -> String {
     row["bridge"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Waits until the daemon owns the bridge in each of these processes; others on the host may have one.
-fn owns(daemon: &mut Daemon, pids: &[i32]) -> Result<()> {
-    let own = format!("pid {}", daemon.pid()?);
+/// Waits until the daemon (`pid` and its number) owns the bridge in each of these processes; others on the
+/// host may have one.
+fn owns(daemon: &str, pids: &[i32]) -> Result<()> {
     wait_until("the daemon is attached", PATIENCE, || {
-        pids.iter().all(|pid| bridge_of(*pid).contains(&own))
+        pids.iter().all(|pid| bridge_of(*pid).contains(daemon))
     })
 }
 
@@ -46,7 +46,7 @@ fn daemon_that_owns(pids: &[i32]) -> Result<Daemon> {
     let mut daemon = Daemon::prepared()?;
     daemon.configure("[dotnet]\nage = \"0s\"\n")?;
     daemon.start()?;
-    owns(&mut daemon, pids)?;
+    owns(&format!("pid {}", daemon.pid()?), pids)?;
     Ok(daemon)
 }
 
@@ -68,12 +68,21 @@ fn stored_types(daemon: &Daemon) -> Result<String> {
 fn a_recording_beside_a_daemon_has_the_events_that_only_it_asks_for() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
-    for version in with_events(&dotnet) {
+    let versions: Vec<_> = with_events(&dotnet).collect();
+    // Compiled first: the daemon attaches to the compiler, too.
+    for version in &versions {
+        for name in ["Throws", "Contends", "Allocates"] {
+            dotnet.program(*version, name, &[])?;
+        }
+    }
+    let mut daemon = daemon_that_owns(&[])?;
+    let own = format!("pid {}", daemon.pid()?);
+    each(&versions, 3, |version, _| {
         let throws = Target::start(&dotnet, version, "paced", "500")?;
         let contends = Target::start_program(&dotnet, version, "Contends", "50")?;
         let allocates = Target::start_program(&dotnet, version, "Allocates", "30000")?;
         let targets = [throws.pid(), contends.pid(), allocates.pid()];
-        let mut daemon = daemon_that_owns(&targets)?;
+        owns(&own, &targets)?;
         let mut record = record()?.option("-e", "cpu,exceptions,locks,allocations").flag("-v");
         for pid in targets {
             record = record.pid(pid);
@@ -85,7 +94,7 @@ fn a_recording_beside_a_daemon_has_the_events_that_only_it_asks_for() -> Result<
             })?;
             let bridge = bridge_of(pid);
             println!("{version}: {bridge}");
-            assert!(bridge.contains(&daemon.pid()?.to_string()), "the daemon owns it: {bridge}");
+            assert!(bridge.contains(&own), "the daemon owns it: {bridge}");
         }
         throws.go()?;
         contends.go()?;
@@ -119,15 +128,16 @@ fn a_recording_beside_a_daemon_has_the_events_that_only_it_asks_for() -> Result<
             println!("{version} {name}: {made} bytes, {size} seen");
             assert!((size as f64 / made as f64 - 1.0).abs() < 0.25, "{version} {name}");
         }
-        let status = daemon.status()?;
-        println!("{version}: the daemon: {} {}", status["sampling"], status["dotnet"]);
-        daemon.end()?;
-        let types = stored_types(&daemon)?;
-        println!("{types}");
-        assert!(types.contains("cpu"), "{types}");
-        for kind in ["exception", "lock", "alloc"] {
-            assert!(!types.contains(kind), "{version}: the daemon has not asked for it: {types}");
-        }
+        Ok(())
+    })?;
+    let status = daemon.status()?;
+    println!("the daemon: {} {}", status["sampling"], status["dotnet"]);
+    daemon.end()?;
+    let types = stored_types(&daemon)?;
+    println!("{types}");
+    assert!(types.contains("cpu"), "{types}");
+    for kind in ["exception", "lock", "alloc"] {
+        assert!(!types.contains(kind), "the daemon has not asked for it: {types}");
     }
     Ok(())
 }
@@ -162,7 +172,7 @@ fn a_daemon_and_recordings_beside_it_all_have_the_same_events() -> Result<()> {
         daemon
             .configure(&format!("[sampling]\ntypes = [\"{types}\"]\n[dotnet]\nage = \"0s\"\n"))?;
         daemon.start()?;
-        owns(&mut daemon, &targets)?;
+        owns(&format!("pid {}", daemon.pid()?), &targets)?;
         let recordings = (0..2)
             .map(|_| {
                 let record = record()?.option("-e", KINDS).flag("-v");

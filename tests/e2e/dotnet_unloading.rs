@@ -15,7 +15,7 @@ use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::strata::record;
 use strata_tests::{machine, places, text_outputs};
 
-use crate::dotnet_running::{Wrongs, start};
+use crate::dotnet_running::{Wrongs, each, start, start_command};
 
 /// Methods that exist for as long as the program runs.
 const STABLE: [&str; 4] = ["StableBurn", "Collectible", "Emitted", "Turns"];
@@ -138,12 +138,11 @@ impl Seen {
 fn a_program_that_unloads_code_all_the_time_survives_every_attach() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
-    let mut wrongs = Wrongs::default();
     let attaches = match std::env::var("STRATA_TEST_ATTACHES") {
         Ok(number) => number.parse()?,
         Err(_) => machine::short_or_long(40, 500),
     };
-    for version in versions(&dotnet)? {
+    each(&versions(&dotnet)?, 2, |version, wrongs| {
         let began = Instant::now();
         let mut seen = Seen::default();
         let mut deaths = 0;
@@ -184,9 +183,8 @@ fn a_program_that_unloads_code_all_the_time_survives_every_attach() -> Result<()
         wrongs.unless(seen.unnamed.is_empty(), || format!("{version}: {:?}", seen.unnamed));
         wrongs.unless(seen.given_up == 0, || format!("{version}: {} given up", seen.given_up));
         wrongs.unless(seen.panics == 0, || format!("{version}: {} panics", seen.panics));
-    }
-    wrongs.none();
-    Ok(())
+        Ok(())
+    })
 }
 
 /// All, or the one in `STRATA_TEST_RUNTIME` (`3.1`, `8`, `9`, `10`).
@@ -286,8 +284,7 @@ fn stacks_through_code_that_is_soon_unloaded_are_whole() -> Result<()> {
     const MOST_PERCENT: f64 = 1.0;
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
-    let mut wrongs = Wrongs::default();
-    for version in versions(&dotnet)? {
+    each(&versions(&dotnet)?, 2, |version, wrongs| {
         let app = start_unloading(&dotnet, version, "3600")?;
         let (before, _) = counts(&app)?;
         let record = record()?.pid(app.pid()).frequency(199).option("--events", "cpu");
@@ -306,41 +303,49 @@ fn stacks_through_code_that_is_soon_unloaded_are_whole() -> Result<()> {
             .unless(failures == 0 && after > before, || format!("{version}: {failures} failures"));
         wrongs.unless(samples >= 100, || format!("{version}: {samples} samples"));
         wrongs.unless(percent <= MOST_PERCENT, || format!("{version}: {percent:.2} %"));
-    }
-    wrongs.none();
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Methods a second, and for how long.
 const METHODS: u64 = 2000;
 const MAKING: Duration = Duration::from_secs(30);
 
-/// A daemon's share for what it knows of runtimes holds a part of what the program makes.
+/// A daemon's share for what it knows of runtimes holds a part of what the programs make.
 #[test]
-fn a_program_that_makes_and_drops_methods_for_long_keeps_their_names() -> Result<()> {
+fn programs_that_make_and_drop_methods_for_long_keep_their_names() -> Result<()> {
+    const SERVICES: [(Version, &str); 2] =
+        [(Version::V9, "making-9"), (Version::V3_1, "making-3.1")];
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     let making = machine::short_or_long(MAKING, MAKING * 10);
-    for version in [Version::V9, Version::V3_1] {
-        let mut daemon = Daemon::prepared()?;
-        daemon.configure(
-            "memory_limit = \"96MB\"\n[sampling]\nfrequency = 499\n[dotnet]\nage = \"0s\"\n",
-        )?;
-        daemon.start()?;
-        let (seconds, rate) = (making.as_secs().to_string(), METHODS.to_string());
-        let app = start(&dotnet, version, "DropsMethods", &[&seconds, &rate])?;
-        wait_until("it has made its methods", making + PATIENCE_OF_ONE, || {
-            app.printed().contains("ended made")
-        })?;
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure(
+        "memory_limit = \"96MB\"\n[sampling]\nfrequency = 499\n[dotnet]\nage = \"0s\"\n",
+    )?;
+    daemon.start()?;
+    let (seconds, rate) = (making.as_secs().to_string(), METHODS.to_string());
+    let apps = SERVICES
+        .iter()
+        .map(|(version, service)| {
+            let mut command = dotnet.program(*version, "DropsMethods", &[&seconds, &rate])?;
+            command.env("DD_SERVICE", service);
+            start_command(command)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    wait_until("they have made their methods", making + PATIENCE_OF_ONE, || {
+        apps.iter().all(|app| app.printed().contains("ended made"))
+    })?;
+    let losses = daemon.status()?["sampling"]["losses"].clone();
+    daemon.end()?;
+    for ((version, service), app) in SERVICES.iter().zip(&apps) {
         let printed = app.printed();
         let last = printed.lines().find(|line| line.starts_with("ended made")).context("a line")?;
         let made: u64 = last.split(' ').nth(2).context("a number")?.parse()?;
         wrongs.unless(last.ends_with(" failures 0"), || format!("{version}: {last}"));
-        let losses = daemon.status()?["sampling"]["losses"].clone();
-        daemon.end()?;
         let mut command = Command::new(places::strata_binary()?);
-        command.args(["query", "--service", "*", "-o", "all.folded", "--store"]);
+        command.args(["query", "--service", service, "-o", "all.folded", "--store"]);
         command.arg(daemon.store()).current_dir(daemon.folder());
         let ended = Running::from_command(command)?.wait(PATIENCE_OF_ONE)?;
         wrongs.unless(ended.status.success(), || ended.stderr.clone());
@@ -355,9 +360,9 @@ fn a_program_that_makes_and_drops_methods_for_long_keeps_their_names() -> Result
             numbers.len()
         );
         wrongs.unless(late >= 5, || format!("{version}: {late} late methods are named"));
-        let lost = losses["clr_records_lost"].as_u64().unwrap_or(0);
-        wrongs.unless(lost == 0, || format!("{version}: {losses}"));
     }
+    let lost = losses["clr_records_lost"].as_u64().unwrap_or(0);
+    wrongs.unless(lost == 0, || losses.to_string());
     wrongs.none();
     Ok(())
 }

@@ -134,16 +134,11 @@ fn recorded(target: Target, kind: &str) -> Result<(BTreeMap<String, u64>, Record
 fn without_a_probe_waits_allocations_and_pauses_are_as_many_and_as_long() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
-    let versions: Vec<_> = with_events(&dotnet).collect();
-    each(&versions, 2, |version, _| {
-        waits_for_locks(&dotnet, version)?;
-        allocations(&dotnet, version)?;
-        pauses(&dotnet, version)?;
-        if version != Version::V8 {
-            waits_for_handles(&dotnet, version)?;
-        }
-        Ok(())
-    })
+    let parts: [fn(&DotNet, Version) -> Result<()>; 4] =
+        [waits_for_locks, allocations, pauses, waits_for_handles];
+    let cases: Vec<_> =
+        with_events(&dotnet).flat_map(|version| parts.map(|part| (version, part))).collect();
+    each(&cases, 6, |(version, part), _| part(&dotnet, version))
 }
 
 fn waits_for_locks(dotnet: &DotNet, version: Version) -> Result<()> {
@@ -204,6 +199,10 @@ fn pauses(dotnet: &DotNet, version: Version) -> Result<()> {
 }
 
 fn waits_for_handles(dotnet: &DotNet, version: Version) -> Result<()> {
+    // It reports none.
+    if version == Version::V8 {
+        return Ok(());
+    }
     let target = Target::start_way(dotnet, version, "Waits", "ways", "20")?;
     let pid = target.pid();
     let (own, recorded) = recorded(target, "wait_handles")?;

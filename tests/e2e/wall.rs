@@ -245,7 +245,7 @@ fn each_kind_of_managed_wait_has_its_caller_and_its_share_of_the_time() -> Resul
     // Within 3 %: threads that wait for a CPU beside other tests wait for longer than they say.
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
-    dotnet_running::each(&dotnet.versions(), 2, |version, wrongs| {
+    dotnet_running::each(&dotnet.versions(), 4, |version, wrongs| {
         let command = dotnet.program(version, "Awaits", &["16"])?;
         let mut target = Running::from_command(command)?;
         target.wait_for_line("ready", PATIENCE)?;
@@ -289,7 +289,7 @@ fn each_kind_of_managed_wait_has_its_caller_and_its_share_of_the_time() -> Resul
 fn a_managed_method_burns_and_another_waits() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
-    for version in dotnet.versions() {
+    dotnet_running::each(&dotnet.versions(), 2, |version, _| {
         let target = dotnet_running::start(&dotnet, version, "OnOff", &["600"])?;
         let recorded = record()?.pid(target.pid()).option("-e", "cpu,wall").seconds(6.0).run()?;
         let stacks = wall(&recorded)?;
@@ -313,8 +313,8 @@ fn a_managed_method_burns_and_another_waits() -> Result<()> {
         assert!((burns / elapsed - 1.0).abs() < 0.1, "{version}");
         assert!((waits / elapsed / 5.0 - 1.0).abs() < 0.15 && whole > waits * 0.9, "{version}");
         assert!(blocked > waits * 0.2, "{version}");
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 #[test]
