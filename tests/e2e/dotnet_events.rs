@@ -322,10 +322,9 @@ fn a_daemon_keeps_the_exceptions_that_a_rule_asks_for() -> Result<()> {
         .map(|service| Target::start_as(&dotnet, Version::V9, "paced", "1000", Some(service)));
     let [target, other] = targets;
     let (target, other) = (target?, other?);
-    // Attached when `strata ps` says so; a probe takes a moment more.
-    wait_for_attach(target.running.pid())?;
+    let reported = format!("{REPORTED} pid={}", target.pid());
+    daemon.running()?.wait_for_log(&reported, PATIENCE)?;
     wait_for_attach(other.running.pid())?;
-    std::thread::sleep(Duration::from_secs(5));
     target.go()?;
     other.go()?;
     let (own, _) = (target.counts()?, other.counts()?);

@@ -14,7 +14,7 @@ use strata_tests::stacks::{Stack, Stacks};
 use strata_tests::strata::{Recorded, Recording, record};
 use strata_tests::{machine, places, stack_ends, text_outputs};
 
-use crate::dotnet_running::{self, PATIENCE, each, wait_for_attach};
+use crate::dotnet_running::{self, PATIENCE, each};
 
 /// What the recording says once the bridge reports events.
 const REPORTED: &str = "events of a .NET process are reported";
@@ -264,9 +264,8 @@ fn a_daemon_keeps_the_pauses_that_a_rule_asks_for() -> Result<()> {
     daemon.start()?;
     let variables = [("DD_SERVICE", "collecting")];
     let target = Target::start(&dotnet, Version::V9, ["counted", "20"], &variables)?;
-    // It is attached when `strata ps` says so; its probe takes a moment more.
-    wait_for_attach(target.running.pid())?;
-    std::thread::sleep(Duration::from_secs(5));
+    let reported = format!("{REPORTED} pid={}", target.running.pid());
+    daemon.running()?.wait_for_log(&reported, PATIENCE)?;
     target.go()?;
     let own = target.counts()?;
     daemon.end()?;

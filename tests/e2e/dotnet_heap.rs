@@ -9,13 +9,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::process::Signal;
 use strata_tests::daemon::Daemon;
-use strata_tests::running::{Ended, Running};
+use strata_tests::running::{Ended, Running, wait_until};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::stacks::{Stack, Stacks};
 use strata_tests::strata::{Record, Recorded, Recording, record};
 use strata_tests::{machine, places, stack_ends, text_outputs};
 
-use crate::dotnet_running::{self, PATIENCE, wait_for_attach};
+use crate::dotnet_running::{self, PATIENCE};
 
 /// What the recording says once the bridge reports events.
 const REPORTED: &str = "events of a .NET process are reported";
@@ -278,7 +278,7 @@ fn a_daemon_keeps_snapshots_that_are_read_once() -> Result<()> {
     let mut daemon = Daemon::prepared()?;
     let files = daemon.folder().join("files");
     daemon.configure(&format!(
-        "[dotnet]\nage = \"0s\"\n[exporter.file]\npath = \"{}\"\nperiod = \"5s\"\n\
+        "[dotnet]\nage = \"0s\"\n[exporter.file]\npath = \"{}\"\nperiod = \"2s\"\n\
          [[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"keeping\" }} }}\n\
          types = [\"heap\"]\n",
         files.display()
@@ -286,12 +286,17 @@ fn a_daemon_keeps_snapshots_that_are_read_once() -> Result<()> {
     daemon.start()?;
     let variables = [("DD_SERVICE", "keeping")];
     let mut target = Target::start(&dotnet, Version::V9, ["kept", "100"], &variables)?;
-    // It is attached when `strata ps` says so; its probe takes a moment more.
-    wait_for_attach(target.running.pid())?;
-    std::thread::sleep(Duration::from_secs(5));
+    let reported = format!("{REPORTED} pid={}", target.pid());
+    daemon.running()?.wait_for_log(&reported, PATIENCE)?;
+    std::thread::sleep(OPENED);
     target.keep()?;
-    // Four periods and more.
-    std::thread::sleep(Duration::from_secs(25));
+    std::thread::sleep(LOOKED);
+    let flushes =
+        |daemon: &Daemon| daemon.status().map(|status| status["profiles"]["flushes"].as_u64());
+    let before = flushes(&daemon)?.context("a counter")?;
+    wait_until("four periods and more pass", PATIENCE, || {
+        flushes(&daemon).is_ok_and(|now| now > Some(before + 4))
+    })?;
     daemon.end()?;
     let own = target.counts()?;
     let mut command = Command::new(places::strata_binary()?);

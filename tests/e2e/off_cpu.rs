@@ -179,12 +179,13 @@ fn a_daemon_keeps_the_waits_that_a_rule_asks_for() -> Result<()> {
     ))?;
     daemon.start()?;
     let program = target()?;
-    let [ended, _other] = ["waiting", "others"].map(|service| {
+    let [waiting, other] = ["waiting", "others"].map(|service| {
         let mut command = Command::new(&program);
         command.arg("10").env("DD_SERVICE", service);
-        Running::from_command(command).and_then(|running| running.wait(PATIENCE))
+        Running::from_command(command)
     });
-    let own = measured(&ended?.stdout);
+    let (ended, _) = (waiting?.wait(PATIENCE)?, other?.wait(PATIENCE)?);
+    let own = measured(&ended.stdout);
     println!("{}", daemon.status()?["sampling"]);
     daemon.end()?;
     let query = |service: &str, kind: &str, file: &str| -> Result<String> {

@@ -460,12 +460,12 @@ fn a_daemon_keeps_the_time_that_a_rule_asks_for() -> Result<()> {
     ))?;
     daemon.start()?;
     let program = c_target("waits")?;
-    let [ended, _other] = ["waiting", "others"].map(|service| {
+    let [waiting, other] = ["waiting", "others"].map(|service| {
         let mut command = Command::new(&program);
         command.arg("10").env("DD_SERVICE", service);
-        Running::from_command(command).and_then(|running| running.wait(PATIENCE))
+        Running::from_command(command)
     });
-    let ended = ended?;
+    let (ended, _) = (waiting?.wait(PATIENCE)?, other?.wait(PATIENCE)?);
     println!("{}", daemon.status()?["sampling"]);
     daemon.end()?;
     let query = |service: &str, file: &str| -> Result<String> {
