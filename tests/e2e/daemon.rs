@@ -325,7 +325,7 @@ fn a_server_that_was_away_gets_what_it_missed_though_the_daemon_was_killed() -> 
 
 #[test]
 fn a_second_daemon_and_a_wrong_configuration_end_with_what_to_do() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let mut daemon = Daemon::prepared()?;
     daemon.configure("")?;
     daemon.start()?;
@@ -373,7 +373,7 @@ fn a_second_daemon_and_a_wrong_configuration_end_with_what_to_do() -> Result<()>
 
 #[test]
 fn two_app_domains_of_one_process_have_profiles_and_names_of_their_own() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let mut daemon = Daemon::prepared()?;
     let (server, address) = Collector::on_port(0)?;
     daemon.configure(&format!(
@@ -421,7 +421,7 @@ fn two_app_domains_of_one_process_have_profiles_and_names_of_their_own() -> Resu
 
 #[test]
 fn one_recording_is_uploaded_and_kept_when_that_fails() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let (server, address) = Collector::on_port(0)?;
     let folder = tempfile::tempdir()?;
     let strata = strata_tests::places::strata_binary()?;

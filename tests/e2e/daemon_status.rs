@@ -11,7 +11,7 @@ use strata_tests::running::wait_until;
 
 #[test]
 fn a_port_that_another_program_has_delays_metrics_and_nothing_else() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let mut daemon = Daemon::prepared()?;
     daemon.configure("")?;
     let taken = TcpListener::bind(daemon.metrics_address())?;
@@ -56,7 +56,7 @@ fn silent_connections_keep_no_answer_back() -> Result<()> {
 
 #[test]
 fn only_root_gets_the_list_of_processes() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let mut daemon = Daemon::prepared()?;
     daemon.configure("")?;
     daemon.start()?;

@@ -17,7 +17,7 @@ const KINDS: [(&str, &str); 3] = [("cpu", "process_cpu"), ("wall", "wall"), ("of
 /// What the store answers for a kind, in nanoseconds.
 fn stored(daemon: &Daemon, kind: &str) -> Result<i64> {
     let mut command = Command::new(places::strata_binary()?);
-    command.args(["query", "--json", "--service", "waiting", "--type", kind, "--store"]);
+    command.args(["query", "--json", "--service", "elapsed", "--type", kind, "--store"]);
     command.arg(daemon.store());
     let ended = Running::from_command(command)?.wait(PATIENCE)?;
     let answer: serde_json::Value = serde_json::from_str(&ended.stdout).context(ended.stderr)?;
@@ -35,7 +35,7 @@ fn sum(one: &Received, column: &str) -> i64 {
 
 #[test]
 fn the_sums_of_each_kind_are_the_same_at_every_backend_and_in_the_store() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let mut daemon = Daemon::prepared()?;
     let (pyroscope, push) = Collector::on_port(0)?;
     let agent_socket = daemon.folder().join("agent.socket");
@@ -46,14 +46,14 @@ fn the_sums_of_each_kind_are_the_same_at_every_backend_and_in_the_store() -> Res
          [exporter.pyroscope]\nurl = \"http://{push}\"\nperiod = \"2s\"\n\
          [exporter.datadog]\nurl = \"unix://{}\"\nperiod = \"4s\"\n\
          [exporter.otlp]\nurl = \"http://{export}\"\nperiod = \"2s\"\n\
-         [[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"waiting\" }} }}\n\
+         [[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"elapsed\" }} }}\n\
          types = [\"cpu\", \"wall\", \"off_cpu\"]\n",
         agent_socket.display(),
     ))?;
     daemon.start()?;
     let program = targets::c("waits").flag("-fomit-frame-pointer").flag("-pthread").build()?;
     let mut command = Command::new(program);
-    command.arg("9").env("DD_SERVICE", "waiting");
+    command.arg("9").env("DD_SERVICE", "elapsed");
     let target = Running::from_command(command)?;
     let pid = target.pid().to_string();
     target.wait(PATIENCE)?;
@@ -62,7 +62,7 @@ fn the_sums_of_each_kind_are_the_same_at_every_backend_and_in_the_store() -> Res
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
 
     let of = |all: Vec<Received>, name: &str| -> Vec<Received> {
-        all.into_iter().filter(|one| one.label(name) == "waiting").collect()
+        all.into_iter().filter(|one| one.label(name) == "elapsed").collect()
     };
     let pushed = of(backends::pyroscope(&pyroscope.requests())?, "service_name");
     let uploaded = of(backends::datadog(&agent.requests())?, "service");
@@ -77,7 +77,7 @@ fn the_sums_of_each_kind_are_the_same_at_every_backend_and_in_the_store() -> Res
         let column = if kind == "cpu" { "cpu-time" } else { kind };
         let at_datadog: i64 = uploaded.iter().map(|one| sum(one, column)).sum();
         let own = exported.iter().filter(|sum| {
-            sum.attributes.get("service.name").is_some_and(|service| service == "waiting")
+            sum.attributes.get("service.name").is_some_and(|service| service == "elapsed")
                 && sum.sample_type == format!("{kind}/nanoseconds")
         });
         let at_otlp: i64 = own.map(|sum| sum.total).sum();

@@ -7,7 +7,7 @@ use strata_tests::{machine, strata, targets};
 
 #[test]
 fn reading_dev_zero_shows_kernel_libc_and_caller_in_one_stack() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let program = targets::c("zero").build()?;
     let recorded = strata::record()?.frequency(997).command(program, &["4"]).run()?;
     let own = recorded.stacks()?.of_comm("zero");
@@ -43,7 +43,7 @@ fn reads_zero(stack: &Stack) -> bool {
 
 #[test]
 fn a_sleeping_program_has_almost_no_samples() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let sleeper = Running::start(&targets::c("sleeper").build()?, &["30"])?;
     let recorded = strata::record()?.frequency(997).seconds(5.0).run()?;
     let samples = recorded.stacks()?.of_pid(sleeper.pid()).total();

@@ -68,7 +68,7 @@ fn keys(stacks: &Stacks) -> usize {
 
 #[test]
 fn frames_of_a_file_that_answered_after_their_flush_have_their_names_in_the_store() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let mut daemon = Daemon::prepared()?;
     // Its period is the daemon's.
     let (collector, push) = Collector::on_port(0)?;

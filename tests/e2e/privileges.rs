@@ -235,7 +235,7 @@ fn a_helper_alone_may_administrate_and_is_replaced_when_it_is_killed() -> Result
 /// As in the unit for systemd, nothing that strata executes has more rights than strata has then.
 #[test]
 fn without_a_way_to_replace_the_keeper_the_status_says_so() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let mut daemon = daemon()?;
     daemon.start_without_new_privileges()?;
     let pid = daemon.pid()?;
@@ -266,7 +266,7 @@ fn without_a_way_to_replace_the_keeper_the_status_says_so() -> Result<()> {
 fn a_broker_that_dies_again_and_again_is_reported_once_and_counted() -> Result<()> {
     const KILLS: u64 = 5;
     const AGAIN: &str = "ends again and again";
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let mut daemon = daemon()?;
     daemon.start_without_new_privileges()?;
     let pid = daemon.pid()?;
@@ -289,7 +289,7 @@ fn a_broker_that_dies_again_and_again_is_reported_once_and_counted() -> Result<(
 
 #[test]
 fn a_helper_ends_with_its_strata_however_that_ends() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     for is_killed in [true, false] {
         let mut daemon = daemon()?;
         daemon.start()?;

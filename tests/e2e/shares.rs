@@ -84,7 +84,7 @@ fn leaf_shares_are_within_two_points_in_four_languages() -> Result<()> {
 
 #[test]
 fn the_c_leaves_are_called_through_libc() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let program = targets::c("shares").build()?;
     let recorded = strata::record()?.frequency(FREQUENCY).command(program, &["3"]).run()?;
     let own = recorded.stacks()?.of_comm("shares");

@@ -450,22 +450,22 @@ fn a_program_that_is_executed_has_its_own_time() -> Result<()> {
 /// The daemon walks threads where a rule asks for it, and other services' time is not kept.
 #[test]
 fn a_daemon_keeps_the_time_that_a_rule_asks_for() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let mut daemon = Daemon::prepared()?;
     daemon.configure(&format!(
         "[exporter.file]\npath = \"{}\"\nperiod = \"2s\"\n\
-         [[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"waiting\" }} }}\n\
+         [[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"timed-waits\" }} }}\n\
          types = [\"cpu\", \"wall\"]\n",
         daemon.folder().join("profiles").display()
     ))?;
     daemon.start()?;
     let program = c_target("waits")?;
-    let [waiting, other] = ["waiting", "others"].map(|service| {
+    let [timed, untimed] = ["timed-waits", "untimed-waits"].map(|service| {
         let mut command = Command::new(&program);
         command.arg("10").env("DD_SERVICE", service);
         Running::from_command(command)
     });
-    let (ended, _) = (waiting?.wait(PATIENCE)?, other?.wait(PATIENCE)?);
+    let (ended, _) = (timed?.wait(PATIENCE)?, untimed?.wait(PATIENCE)?);
     println!("{}", daemon.status()?["sampling"]);
     daemon.end()?;
     let query = |service: &str, file: &str| -> Result<String> {
@@ -476,7 +476,7 @@ fn a_daemon_keeps_the_time_that_a_rule_asks_for() -> Result<()> {
         println!("{}", ended.stderr);
         Ok(std::fs::read_to_string(daemon.folder().join(file)).unwrap_or_default())
     };
-    let waits = text_outputs::folded(&query("waiting", "wall.folded")?)?;
+    let waits = text_outputs::folded(&query("timed-waits", "wall.folded")?)?;
     for way in ["wait_sleep", "wait_semaphore", "wait_poll", "wait_epoll", "wait_condition"] {
         let line = ended.stdout.lines().find(|line| line.starts_with(way));
         let measured = line.and_then(|line| number(line, "seconds")).context("no line")?;
@@ -485,14 +485,14 @@ fn a_daemon_keeps_the_time_that_a_rule_asks_for() -> Result<()> {
         println!("{way}: measured {measured:.2} s, seen {seen:.2} s");
         assert!((seen / measured - 1.0).abs() < 0.1, "{way}");
     }
-    assert!(query("others", "others.folded")?.is_empty());
+    assert!(query("untimed-waits", "others.folded")?.is_empty());
     Ok(())
 }
 
 /// A process whose stacks cannot be read is named by the daemon's status; the others are walked.
 #[test]
 fn a_daemon_names_a_process_that_it_cannot_walk() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     // Ended only after the file system: what hangs in it cannot end before.
     let mut ended_later = None;
     let files = SilentFileSystem::with_program(&c_target("sleeper")?)?;
