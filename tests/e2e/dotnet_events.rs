@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::Signal;
-use strata_tests::daemon::Daemon;
+use strata_tests::daemon::{Daemon, attaching_to};
 use strata_tests::dotnet_profiler::SecondProfiler;
 use strata_tests::running::{Ended, Running};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
@@ -307,16 +307,14 @@ fn recordings_come_and_go_in_the_middle_of_a_flood() -> Result<()> {
 /// The daemon asks the processes whose rule has exceptions, and no others.
 #[test]
 fn a_daemon_keeps_the_exceptions_that_a_rule_asks_for() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
-    // Compiled first: the daemon attaches to the compiler, too.
-    dotnet.program(Version::V9, "Throws", &[])?;
     let mut daemon = Daemon::prepared()?;
-    daemon.configure(
-        "[dotnet]\nage = \"0s\"\n\
-         [[rule]]\nmatch = { env = { DD_SERVICE = \"throwing\" } }\n\
+    daemon.configure(&format!(
+        "{}[[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"throwing\" }} }}\n\
          types = [\"cpu\", \"exceptions\"]\n",
-    )?;
+        attaching_to(&["throwing", "others"])
+    ))?;
     daemon.start()?;
     let targets = ["throwing", "others"]
         .map(|service| Target::start_as(&dotnet, Version::V9, "paced", "1000", Some(service)));

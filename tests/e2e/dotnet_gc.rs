@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::Signal;
-use strata_tests::daemon::Daemon;
+use strata_tests::daemon::{Daemon, attaching_to};
 use strata_tests::running::{Ended, Running};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::stacks::{Stack, Stacks};
@@ -251,16 +251,14 @@ fn recordings_come_and_go_in_the_middle_of_a_storm_of_collections() -> Result<()
 
 #[test]
 fn a_daemon_keeps_the_pauses_that_a_rule_asks_for() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
-    // Compiled first: the daemon attaches to the compiler, too.
-    dotnet.program(Version::V9, "Collects", &[])?;
     let mut daemon = Daemon::prepared()?;
-    daemon.configure(
-        "[dotnet]\nage = \"0s\"\n\
-         [[rule]]\nmatch = { env = { DD_SERVICE = \"collecting\" } }\n\
+    daemon.configure(&format!(
+        "{}[[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"collecting\" }} }}\n\
          types = [\"gc\"]\n",
-    )?;
+        attaching_to(&["collecting"])
+    ))?;
     daemon.start()?;
     let variables = [("DD_SERVICE", "collecting")];
     let target = Target::start(&dotnet, Version::V9, ["counted", "20"], &variables)?;

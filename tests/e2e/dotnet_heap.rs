@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::Signal;
-use strata_tests::daemon::Daemon;
+use strata_tests::daemon::{Daemon, attaching_to};
 use strata_tests::running::{Ended, Running, wait_until};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::stacks::{Stack, Stacks};
@@ -271,16 +271,15 @@ fn recordings_of_objects_come_and_go_in_the_middle_of_a_storm() -> Result<()> {
 /// Over several periods a daemon has what was in use at the end, and not the sum.
 #[test]
 fn a_daemon_keeps_snapshots_that_are_read_once() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
-    // Compiled first: the daemon attaches to the compiler, too.
-    dotnet.program(Version::V9, "Keeps", &[])?;
     let mut daemon = Daemon::prepared()?;
     let files = daemon.folder().join("files");
     daemon.configure(&format!(
-        "[dotnet]\nage = \"0s\"\n[exporter.file]\npath = \"{}\"\nperiod = \"2s\"\n\
+        "{}[exporter.file]\npath = \"{}\"\nperiod = \"2s\"\n\
          [[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"keeping\" }} }}\n\
          types = [\"heap\"]\n",
+        attaching_to(&["keeping"]),
         files.display()
     ))?;
     daemon.start()?;

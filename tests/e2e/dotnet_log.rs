@@ -15,7 +15,7 @@ use strata_bridge_protocol::reader::file;
 use strata_bridge_protocol::record::Record;
 use strata_clr::session::{Budget, Life, Loss, SessionOptions, State};
 use strata_clr::{AttachOptions, Session, Target, attach};
-use strata_tests::daemon::Daemon;
+use strata_tests::daemon::{Daemon, attaching_to};
 use strata_tests::running::{Running, wait_until};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::strata::{Recording, record};
@@ -322,13 +322,13 @@ fn more(apps: &[Running], methods: u64) -> Result<Vec<u64>> {
 #[test]
 fn daemons_that_were_stopped_or_killed_and_late_recordings_name_what_was_made_since() -> Result<()>
 {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     let versions = [Version::V9, Version::V3_1];
     let services = ["dropping-9", "dropping-3.1"];
     let mut daemon = Daemon::prepared()?;
-    daemon.configure("[sampling]\nfrequency = 499\n[dotnet]\nage = \"0s\"\n")?;
+    daemon.configure(&format!("[sampling]\nfrequency = 499\n{}", attaching_to(&services)))?;
     daemon.start()?;
     let mut apps = versions
         .iter()

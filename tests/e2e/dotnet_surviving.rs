@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
-use strata_tests::daemon::Daemon;
+use strata_tests::daemon::{Daemon, attaching_to};
 use strata_tests::running::{Running, wait_until};
 use strata_tests::runtimes::{Version, dotnet};
 use strata_tests::strata::Recorded;
 use strata_tests::{machine, strata};
 
 use crate::dotnet_running::{
-    Clr, FREQUENCY, PATIENCE, count_of, each, listed, start, wait_for_attach,
+    Clr, FREQUENCY, PATIENCE, count_of, each, listed, start, start_command, wait_for_attach,
 };
 
 /// How often a program has printed its speed.
@@ -203,14 +203,16 @@ fn a_second_strata_reads_beside_the_first_and_goes_on_without_it() -> Result<()>
 
 #[test]
 fn a_daemon_beside_a_recording_takes_over_when_that_ends() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
-    let mut app = start(&dotnet, Version::V9, "Busy", &["600", "0.2"])?;
+    let mut command = dotnet.program(Version::V9, "Busy", &["600", "0.2"])?;
+    command.env("DD_SERVICE", "taken-over");
+    let mut app = start_command(command)?;
     let pid = app.pid();
     let mut first = strata::record()?.frequency(97).seconds(600.0).pid(pid).start()?;
     wait_for_attach(pid)?;
     let mut daemon = Daemon::prepared()?;
-    daemon.configure("[dotnet]\nage = \"0s\"\n")?;
+    daemon.configure(&attaching_to(&["taken-over"]))?;
     daemon.start()?;
     wait_until("the daemon reads it", PATIENCE, || {
         daemon.status().is_ok_and(|status| status["dotnet"]["attached"] == 1)

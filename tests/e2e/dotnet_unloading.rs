@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use strata_bridge_protocol::record::Record;
 use strata_clr::session::{Budget, Life, Loss, Question, SessionOptions};
 use strata_clr::{AttachOptions, Session, attach};
-use strata_tests::daemon::Daemon;
+use strata_tests::daemon::{Daemon, attaching_to};
 use strata_tests::running::{Running, wait_until};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::strata::record;
@@ -316,14 +316,15 @@ const MAKING: Duration = Duration::from_secs(30);
 fn programs_that_make_and_drop_methods_for_long_keep_their_names() -> Result<()> {
     const SERVICES: [(Version, &str); 2] =
         [(Version::V9, "making-9"), (Version::V3_1, "making-3.1")];
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     let making = machine::short_or_long(MAKING, MAKING * 10);
     let mut daemon = Daemon::prepared()?;
-    daemon.configure(
-        "memory_limit = \"96MB\"\n[sampling]\nfrequency = 499\n[dotnet]\nage = \"0s\"\n",
-    )?;
+    daemon.configure(&format!(
+        "memory_limit = \"96MB\"\n[sampling]\nfrequency = 499\n{}",
+        attaching_to(&SERVICES.map(|(_, service)| service))
+    ))?;
     daemon.start()?;
     let (seconds, rate) = (making.as_secs().to_string(), METHODS.to_string());
     let apps = SERVICES

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
-use strata_tests::daemon::Daemon;
+use strata_tests::daemon::{Daemon, attaching_to};
 use strata_tests::running::{Running, wait_until};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::strata::record;
@@ -167,7 +167,7 @@ fn daemon() -> Result<Daemon> {
         )
     };
     let rules: String = SERVICES.iter().map(rule).collect();
-    daemon.configure(&format!("[dotnet]\nage = \"0s\"\n{rules}"))?;
+    daemon.configure(&format!("{}{rules}", attaching_to(&SERVICES)))?;
     Ok(daemon)
 }
 
@@ -194,10 +194,8 @@ fn seen(daemon: &Daemon, service: &str) -> Result<u64> {
 /// same.
 #[test]
 fn a_helper_alone_may_administrate_and_is_replaced_when_it_is_killed() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
-    // Compiled first: the daemon attaches to the compiler, too.
-    dotnet.program(Version::V9, "Throws", &[])?;
     let mut daemon = daemon()?;
     daemon.start()?;
     let pid = daemon.pid()?;

@@ -162,6 +162,18 @@ impl Daemon {
     }
 }
 
+/// The part of a configuration with which a daemon attaches at once to .NET programs of these services
+/// (their `DD_SERVICE`), and to no other: such a daemon may run beside tests of other .NET programs.
+pub fn attaching_to(services: &[&str]) -> String {
+    let rule = |service: &&str| {
+        format!(
+            "[[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"{service}\" }} }}\nbridge = \"attach\"\n"
+        )
+    };
+    let rules: String = services.iter().map(rule).collect();
+    format!("[dotnet]\nbridge = \"off\"\nage = \"0s\"\n{rules}")
+}
+
 /// A loopback address of this process's own, and a port of each daemon below those that the kernel
 /// gives out: no other program has it, also between two starts of one daemon.
 fn own_address() -> SocketAddr {
