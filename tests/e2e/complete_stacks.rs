@@ -9,12 +9,15 @@ use strata_tests::stacks::Completeness;
 use strata_tests::strata::Recorded;
 use strata_tests::{machine, runtimes, strata, targets, text_outputs};
 
-/// Twice the default: strata starts after the processes, and their samples from before their tables
-/// are loaded must be complete, too.
-const FREQUENCY: u32 = 199;
+/// Four times the default: strata starts after the processes, and their samples from before their
+/// tables are loaded must be complete, too.
+const FREQUENCY: u32 = 399;
+/// Where more programs run than there are CPUs for.
+const OVERLOADED: u32 = 199;
 
 /// Records the whole host while all of these run, until each has used so many CPU seconds.
 fn record_together(
+    frequency: u32,
     commands: Vec<(&str, Command)>,
     cpu_seconds: f64,
 ) -> Result<(Recorded, Vec<(String, i32)>)> {
@@ -27,7 +30,7 @@ fn record_together(
     }
     std::thread::sleep(std::time::Duration::from_secs(1));
     let numbers: Vec<i32> = pids.iter().map(|(_, pid)| *pid).collect();
-    let recording = strata::record()?.frequency(FREQUENCY).start()?;
+    let recording = strata::record()?.frequency(frequency).start()?;
     let recorded = recording.finish_when_used(&numbers, cpu_seconds)?;
     Ok((recorded, pids))
 }
@@ -126,7 +129,7 @@ fn native_stacks_end_at_thread_starts() -> Result<()> {
     // A few at a time: each needs its share of the CPUs to have samples enough.
     while !commands.is_empty() {
         let some = commands.split_off(commands.len().saturating_sub(6));
-        let (recorded, pids) = record_together(some, machine::short_or_long(1.5, 10.0))?;
+        let (recorded, pids) = record_together(FREQUENCY, some, machine::short_or_long(0.75, 5.0))?;
         check(&recorded, &pids, &["forks", "vfork"])?;
     }
     Ok(())
@@ -135,7 +138,8 @@ fn native_stacks_end_at_thread_starts() -> Result<()> {
 #[test]
 fn on_an_overloaded_host_what_is_missing_is_counted() -> Result<()> {
     let _machine = machine::alone()?;
-    let (recorded, pids) = record_together(native()?, machine::short_or_long(0.4, 2.0))?;
+    let (recorded, pids) =
+        record_together(OVERLOADED, native()?, machine::short_or_long(0.4, 2.0))?;
     let stacks = recorded.stacks()?;
     let own = stacks.that(|s| pids.iter().any(|(_, pid)| s.pid() == Some(*pid)));
     let completeness = own.completeness();
@@ -143,7 +147,7 @@ fn on_an_overloaded_host_what_is_missing_is_counted() -> Result<()> {
     let losses = recorded.summary()?;
     let lost = losses.losses_named(&["ring_full"]);
     let called_for =
-        losses.number("duration_seconds")? * f64::from(FREQUENCY) * machine::cpus() as f64;
+        losses.number("duration_seconds")? * f64::from(OVERLOADED) * machine::cpus() as f64;
     println!(
         "{} samples and {lost} lost, {called_for:.0} called for; {:?}",
         stacks.total(),
@@ -177,7 +181,8 @@ fn stacks_of_runtimes_and_compilers_end_at_thread_starts() -> Result<()> {
         ("java", runtimes::java("400")?),
     ];
     let _compiler = Running::from_command(with("/bin/sh".into(), &["-c", &compile]))?;
-    let (recorded, pids) = record_together(commands, machine::short_or_long(2.5, 20.0))?;
+    let (recorded, pids) =
+        record_together(FREQUENCY, commands, machine::short_or_long(1.25, 10.0))?;
     for (_, pid) in &pids {
         let _ = std::fs::remove_file(format!("/tmp/perf-{pid}.map"));
     }
@@ -210,7 +215,7 @@ fn dotnet_stacks_end_at_thread_starts() -> Result<()> {
     let mut command = dotnet.command(&dotnet.recursion()?);
     command.args(["50", "2", "400"]);
     let (recorded, pids) =
-        record_together(vec![("dotnet", command)], machine::short_or_long(5.0, 20.0))?;
+        record_together(FREQUENCY, vec![("dotnet", command)], machine::short_or_long(2.5, 10.0))?;
     check(&recorded, &pids, &[])
 }
 

@@ -10,8 +10,8 @@ use strata_tests::stacks::{Frame, Stack, Stacks};
 use strata_tests::{machine, stack_ends, strata};
 
 use crate::dotnet_running::{
-    Clr, FREQUENCY, Wrongs, is_managed, print_examples, recorded_command, start, start_command,
-    waiting_threads,
+    Clr, FREQUENCY, Wrongs, each, is_managed, print_examples, recorded_command, start,
+    start_command, waiting_threads,
 };
 
 const SHARES: [(&str, f64); 3] =
@@ -46,8 +46,8 @@ fn shares_are_within_two_points_from_the_first_second_on() -> Result<()> {
         recorded.print_losses();
 
         let app = start(&dotnet, version, "Shares", &["300"])?;
-        let recording = strata::record()?.frequency(FREQUENCY).pid(app.pid()).start()?;
-        let recorded = recording.finish_when_used(&[app.pid()], 5.5)?;
+        let recording = strata::record()?.frequency(2 * FREQUENCY).pid(app.pid()).start()?;
+        let recorded = recording.finish_when_used(&[app.pid()], 2.75)?;
         let own = recorded.stacks()?.of_pid(app.pid());
         check_shares(version, "attached", &own, 5000, &mut wrongs);
         recorded.print_losses();
@@ -69,19 +69,18 @@ through Small.Waits.Waiter Small.InlineScheduler.QueueTask
 fn no_caller_is_skipped_in_ten_thousand_samples() -> Result<()> {
     let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
-    let mut wrongs = Wrongs::default();
-    for version in dotnet.versions() {
+    each(&dotnet.versions(), 2, |version, wrongs| {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("graph");
         let path = file.display().to_string();
         // Its loops that are replaced while they run have a part of its time each.
-        let mut command = dotnet.program(version, "SmallMethods", &[&path, "14"])?;
+        let mut command = dotnet.program(version, "SmallMethods", &[&path, "7"])?;
         command.env("STRATA_TARGET_CLOCK", "cpu");
         // Else lambdas, which cannot be kept from it, end up inside their callers.
         command.env("DOTNET_TieredPGO", "0");
         let app = start_command(command)?;
-        let recording = strata::record()?.frequency(FREQUENCY).pid(app.pid()).start()?;
-        let recorded = recording.finish_when_used(&[app.pid()], 13.0)?;
+        let recording = strata::record()?.frequency(2 * FREQUENCY).pid(app.pid()).start()?;
+        let recorded = recording.finish_when_used(&[app.pid()], 6.5)?;
         let own = recorded.stacks()?.of_pid(app.pid());
         let graph = std::fs::read_to_string(&file)? + CALLED_UNSEEN;
         let verdict = CallGraph::parse(&graph)?.check(&own);
@@ -93,9 +92,8 @@ fn no_caller_is_skipped_in_ten_thousand_samples() -> Result<()> {
         wrongs.unless(seen.0 >= 10_000 && seen.1 >= 0.999 && seen.2 > 0.8, || {
             format!("{version}: {} samples, {} right, {} of the calls", seen.0, seen.1, seen.2)
         });
-    }
-    wrongs.none();
-    Ok(())
+        Ok(())
+    })
 }
 
 pub fn compare_waiting(
@@ -195,7 +193,7 @@ fn one_stack_goes_from_the_kernel_to_the_start_of_the_program() -> Result<()> {
             command.env("DOTNET_TieredPGO", "0");
             let app = start_command(command)?;
             let recording = strata::record()?.frequency(FREQUENCY).pid(app.pid()).start()?;
-            let recorded = recording.finish_when_used(&[app.pid()], 3.0)?;
+            let recorded = recording.finish_when_used(&[app.pid()], 1.5)?;
             let own = recorded.stacks()?.of_pid(app.pid());
             let reading = own.that(|stack| is_in_a_system_call(stack) && stack.has(method));
             let is_whole = |stack: &Stack| is_whole(stack, method, caller, framework);

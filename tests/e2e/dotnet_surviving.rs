@@ -44,7 +44,7 @@ fn a_killed_strata_harms_no_program_and_the_next_recording_works() -> Result<()>
                 format!("{version}: it stopped when strata was killed after {milliseconds} ms")
             });
             let recording = strata::record()?.frequency(FREQUENCY).pid(pid).start()?;
-            let recorded = recording.finish_when_used(&[pid], 2.0)?;
+            let recorded = recording.finish_when_used(&[pid], 1.0)?;
             let own = recorded.stacks()?.of_pid(pid);
             let (clr, named) = (Clr::of(&recorded)?, own.share_with("Busy.Main"));
             counts.push((count_of(pid, "task")?, count_of(pid, "fd")?));
