@@ -54,7 +54,7 @@ fn arrived(server: &Collector) -> Result<(i64, i64)> {
 
 #[test]
 fn a_bad_hour_loses_no_sample_and_what_is_sent_twice_is_marked_as_the_same() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    let _machine = machine::long_beside_others()?;
     let (server, address) = Collector::on_port(0)?;
     let mut daemon = Daemon::prepared()?;
     daemon.configure(&format!(
@@ -167,7 +167,7 @@ fn wait_until_named(daemon: &Daemon) -> Result<()> {
 
 #[test]
 fn a_disk_that_does_not_answer_holds_up_only_what_needs_it() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    let _machine = machine::long_beside_others()?;
     let ((held, held_at), (free, free_at)) = (Collector::on_port(0)?, Collector::on_port(0)?);
     // The disk is dropped, and thawed, first: a process that waits for it cannot end.
     let (mut daemon, mut disk) = beside_a_disk(held_at, free_at)?;
@@ -216,7 +216,7 @@ fn a_disk_that_does_not_answer_holds_up_only_what_needs_it() -> Result<()> {
 
 #[test]
 fn a_disk_that_does_not_answer_keeps_no_daemon_from_ending() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    let _machine = machine::long_beside_others()?;
     let ((held, held_at), (free, free_at)) = (Collector::on_port(0)?, Collector::on_port(0)?);
     let (mut daemon, mut disk) = beside_a_disk(held_at, free_at)?;
     daemon.start()?;
@@ -244,7 +244,7 @@ fn a_disk_that_does_not_answer_keeps_no_daemon_from_ending() -> Result<()> {
 
 #[test]
 fn a_disk_that_does_not_answer_keeps_no_daemon_from_beginning() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    let _machine = machine::long_beside_others()?;
     let ((held, held_at), (free, free_at)) = (Collector::on_port(0)?, Collector::on_port(0)?);
     let (mut daemon, mut disk) = beside_a_disk(held_at, free_at)?;
     disk.freeze()?;

@@ -164,7 +164,7 @@ fn check(
 
 #[test]
 fn a_leak_of_known_size_is_on_top_and_what_is_passing_never_shows() -> Result<()> {
-    let _machine = machine::beside_dotnet()?;
+    let _machine = machine::long_beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in versions(&dotnet) {
         let mut target = Target::start(&dotnet, version, ["kept", "150"], &[])?;
@@ -185,7 +185,7 @@ fn a_leak_of_known_size_is_on_top_and_what_is_passing_never_shows() -> Result<()
 
 #[test]
 fn freed_objects_leave_after_the_next_collection() -> Result<()> {
-    let _machine = machine::beside_dotnet()?;
+    let _machine = machine::long_beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in versions(&dotnet) {
         let mut target = Target::start(&dotnet, version, ["kept", "150"], &[])?;
@@ -204,7 +204,7 @@ fn freed_objects_leave_after_the_next_collection() -> Result<()> {
 /// What was in use when the program ended is what the recording shows.
 #[test]
 fn a_program_that_ends_leaves_what_it_had_last() -> Result<()> {
-    let _machine = machine::beside_dotnet()?;
+    let _machine = machine::long_beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in versions(&dotnet) {
         let mut target = Target::start(&dotnet, version, ["kept", "150"], &[])?;
@@ -237,7 +237,7 @@ fn a_runtime_without_weak_handles_is_reported_as_such() -> Result<()> {
 /// Recordings that come and go, some killed, while the program allocates and collects: it goes on.
 #[test]
 fn recordings_of_objects_come_and_go_in_the_middle_of_a_storm() -> Result<()> {
-    let _machine = machine::beside_dotnet()?;
+    let _machine = machine::long_beside_dotnet()?;
     let dotnet = dotnet()?;
     let (rounds, seconds) = machine::short_or_long((4, "110".to_owned()), (20, "600".to_owned()));
     dotnet_running::each(&versions(&dotnet).collect::<Vec<_>>(), 2, |version, _| {

@@ -322,7 +322,7 @@ fn more(apps: &[Running], methods: u64) -> Result<Vec<u64>> {
 #[test]
 fn daemons_that_were_stopped_or_killed_and_late_recordings_name_what_was_made_since() -> Result<()>
 {
-    let _machine = machine::beside_dotnet()?;
+    let _machine = machine::long_beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     let versions = [Version::V9, Version::V3_1];

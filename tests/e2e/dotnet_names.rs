@@ -55,7 +55,7 @@ fn check_names(
 
 #[test]
 fn every_form_of_method_has_the_name_a_person_expects() -> Result<()> {
-    let _machine = machine::beside_dotnet()?;
+    let _machine = machine::long_beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in dotnet.versions() {
@@ -106,7 +106,7 @@ const HOT: [(&str, &str); 5] = [
 
 #[test]
 fn hot_loops_are_on_their_lines() -> Result<()> {
-    let _machine = machine::beside_dotnet()?;
+    let _machine = machine::long_beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut sources = Assembly::program("Lines").sources()?;
     sources.extend(Assembly::csharp("LinesEmbedded").library().sources()?);

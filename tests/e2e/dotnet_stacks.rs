@@ -33,7 +33,7 @@ fn check_shares(version: Version, how: &str, own: &Stacks, least: u64, wrongs: &
 
 #[test]
 fn shares_are_within_two_points_from_the_first_second_on() -> Result<()> {
-    let _machine = machine::beside_dotnet()?;
+    let _machine = machine::long_beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in dotnet.versions() {
@@ -67,7 +67,7 @@ through Small.Waits.Waiter Small.InlineScheduler.QueueTask
 
 #[test]
 fn no_caller_is_skipped_in_ten_thousand_samples() -> Result<()> {
-    let _machine = machine::beside_dotnet()?;
+    let _machine = machine::long_beside_dotnet()?;
     let dotnet = dotnet()?;
     each(&dotnet.versions(), 2, |version, wrongs| {
         let folder = tempfile::tempdir()?;
@@ -179,7 +179,7 @@ fn parked(
 
 #[test]
 fn one_stack_goes_from_the_kernel_to_the_start_of_the_program() -> Result<()> {
-    let _machine = machine::beside_dotnet()?;
+    let _machine = machine::long_beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in dotnet.versions() {

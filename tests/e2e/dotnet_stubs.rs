@@ -58,7 +58,7 @@ fn check_stubs(dotnet: &DotNet, version: Version, wrongs: &mut Wrongs) -> Result
 
 #[test]
 fn stubs_and_helpers_of_the_runtime_have_names() -> Result<()> {
-    let _machine = machine::beside_dotnet()?;
+    let _machine = machine::long_beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in dotnet.versions() {

@@ -27,7 +27,7 @@ fn works_on(app: &mut Running) -> bool {
 
 #[test]
 fn a_killed_strata_harms_no_program_and_the_next_recording_works() -> Result<()> {
-    let _machine = machine::beside_dotnet()?;
+    let _machine = machine::long_beside_dotnet()?;
     let dotnet = dotnet()?;
     each(&dotnet.versions(), 2, |version, wrongs| {
         let mut app = start(&dotnet, version, "Busy", &["600", "0.2"])?;

@@ -247,7 +247,7 @@ fn programs_that_unload_survive_a_daemon_that_attaches_early() -> Result<()> {
 
 #[test]
 fn programs_that_unload_survive_recordings_one_after_the_other() -> Result<()> {
-    let _machine = machine::beside_dotnet()?;
+    let _machine = machine::long_beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in versions(&dotnet)? {
@@ -316,7 +316,7 @@ const MAKING: Duration = Duration::from_secs(30);
 fn programs_that_make_and_drop_methods_for_long_keep_their_names() -> Result<()> {
     const SERVICES: [(Version, &str); 2] =
         [(Version::V9, "making-9"), (Version::V3_1, "making-3.1")];
-    let _machine = machine::beside_dotnet()?;
+    let _machine = machine::long_beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     let making = machine::short_or_long(MAKING, MAKING * 10);

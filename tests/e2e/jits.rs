@@ -82,7 +82,7 @@ fn java_shows_its_methods() -> Result<()> {
 
 #[test]
 fn calls_through_code_written_at_run_time_keep_their_callers() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    let _machine = machine::long_beside_others()?;
     for (form, name, flag) in [
         ("plain", "trampolines", "-fomit-frame-pointer"),
         ("plain", "trampolines_fp", "-fno-omit-frame-pointer"),

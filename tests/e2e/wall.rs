@@ -530,7 +530,7 @@ fn a_daemon_names_a_process_that_it_cannot_walk() -> Result<()> {
 #[test]
 fn five_thousand_threads_have_their_time_and_are_not_disturbed() -> Result<()> {
     const THREADS: usize = 5_000;
-    let _machine = machine::beside_others()?;
+    let _machine = machine::long_beside_others()?;
     let program = targets::go("threads", "threads", &[])?;
     let mut target = Running::start(&program, &[&THREADS.to_string(), "40"])?;
     target.wait_for_line("ready", PATIENCE)?;

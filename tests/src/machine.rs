@@ -4,7 +4,8 @@
 //! The harness starts all tests at once (`xtask/src/test.rs`), and they take turns here: tests of one
 //! kind run [`AT_A_TIME`] beside each other until none of them is left, then those of the next kind,
 //! and last those that have the machine alone. In the order of their names, each test that is alone
-//! would wait for the longest of those before it, on an idle machine.
+//! would wait for the longest of those before it, on an idle machine. Of those that share it, the long
+//! ones begin first: one that began last would run by itself.
 //!
 //! Invariant: a test that has the machine alone runs beside no other test of any clone of this
 //! repository.
@@ -75,7 +76,7 @@ const QUEUE: &str = "/tmp/strata-tests-queue.lock";
 /// Waits for the machine and checks that it can be profiled at all. For tests that compare costs or
 /// tools, that look at every process of the host, or whose daemon attaches to every .NET process.
 pub fn alone() -> Result<Machine> {
-    let turn = Turn::of(Kind::Alone);
+    let turn = Turn::of(Kind::Alone, Length::Short);
     let _queue = queue()?;
     let locks = [HOST, DOTNET].map(|path| take(path, FlockOperation::LockExclusive));
     Ok(Machine::with(locks.into_iter().collect::<Result<_>>()?, turn))
@@ -85,17 +86,27 @@ pub fn alone() -> Result<Machine> {
 /// test looks at its own processes, counts in their CPU time and waits for conditions. It may record
 /// the whole host, which attaches to every .NET process, so no test of [`beside_dotnet`] runs.
 pub fn beside_others() -> Result<Machine> {
-    share(Kind::Others, HOST, DOTNET)
+    share(Kind::Others, Length::Short, HOST, DOTNET)
+}
+
+/// As [`beside_others`], for tests of half a minute and more.
+pub fn long_beside_others() -> Result<Machine> {
+    share(Kind::Others, Length::Long, HOST, DOTNET)
 }
 
 /// As [`beside_others`], for tests that attach to .NET processes of their own and no other.
 pub fn beside_dotnet() -> Result<Machine> {
-    share(Kind::DotNet, DOTNET, HOST)
+    share(Kind::DotNet, Length::Short, DOTNET, HOST)
+}
+
+/// As [`beside_dotnet`], for tests of half a minute and more.
+pub fn long_beside_dotnet() -> Result<Machine> {
+    share(Kind::DotNet, Length::Long, DOTNET, HOST)
 }
 
 /// Shares `own` once no test holds `other`. None can take it meanwhile: it would need the queue.
-fn share(kind: Kind, own: &str, other: &str) -> Result<Machine> {
-    let turn = Turn::of(kind);
+fn share(kind: Kind, length: Length, own: &str, other: &str) -> Result<Machine> {
+    let turn = Turn::of(kind, length);
     let _queue = queue()?;
     drop(take(other, FlockOperation::LockExclusive)?);
     Ok(Machine::with(vec![take(own, FlockOperation::LockShared)?], turn))
@@ -111,13 +122,23 @@ enum Kind {
 
 const KINDS: [Kind; 3] = [Kind::DotNet, Kind::Others, Kind::Alone];
 
+/// Whether a test begins before the others of its kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Length {
+    Short,
+    Long,
+}
+
 /// The tests of this process, by kind.
 struct Turns {
     waiting: [usize; KINDS.len()],
+    /// Of those that wait, the long ones.
+    long_waiting: [usize; KINDS.len()],
     running: [usize; KINDS.len()],
 }
 
-static TURNS: Mutex<Turns> = Mutex::new(Turns { waiting: [0; 3], running: [0; 3] });
+static TURNS: Mutex<Turns> =
+    Mutex::new(Turns { waiting: [0; 3], long_waiting: [0; 3], running: [0; 3] });
 static TURN_OVER: Condvar = Condvar::new();
 
 impl Turns {
@@ -126,7 +147,10 @@ impl Turns {
     }
 
     /// Whether a test of this kind may begin.
-    fn has_come(&self, kind: Kind) -> bool {
+    fn has_come(&self, kind: Kind, length: Length) -> bool {
+        if length == Length::Short && self.long_waiting[kind as usize] > 0 {
+            return false;
+        }
         let at_a_time = if kind == Kind::Alone { 1 } else { AT_A_TIME };
         let of_this = self.running[kind as usize];
         if self.running.iter().sum::<usize>() > of_this || of_this >= at_a_time {
@@ -142,13 +166,16 @@ struct Turn(Kind);
 
 impl Turn {
     /// Waits for it.
-    fn of(kind: Kind) -> Self {
+    fn of(kind: Kind, length: Length) -> Self {
+        let is_long = usize::from(length == Length::Long);
         let mut turns = Turns::locked();
         turns.waiting[kind as usize] += 1;
-        while !turns.has_come(kind) {
+        turns.long_waiting[kind as usize] += is_long;
+        while !turns.has_come(kind, length) {
             turns = TURN_OVER.wait(turns).unwrap_or_else(PoisonError::into_inner);
         }
         turns.waiting[kind as usize] -= 1;
+        turns.long_waiting[kind as usize] -= is_long;
         turns.running[kind as usize] += 1;
         drop(turns);
         // One less waits: another kind's turn may have come.
@@ -202,26 +229,40 @@ pub fn cpus() -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{AT_A_TIME, Kind, Turns};
+    use super::{AT_A_TIME, Kind, Length, Turns};
+
+    fn none() -> Turns {
+        Turns { waiting: [0; 3], long_waiting: [0; 3], running: [0; 3] }
+    }
 
     #[test]
     fn tests_of_one_kind_run_beside_each_other_and_those_that_are_alone_come_last() {
-        let none = || Turns { waiting: [0; 3], running: [0; 3] };
+        let has_come = |turns: &Turns, kind| turns.has_come(kind, Length::Short);
         let waiting = Turns { waiting: [1, 1, 1], ..none() };
-        assert!(waiting.has_come(Kind::DotNet));
-        assert!(!waiting.has_come(Kind::Others) && !waiting.has_come(Kind::Alone));
+        assert!(has_come(&waiting, Kind::DotNet));
+        assert!(!has_come(&waiting, Kind::Others) && !has_come(&waiting, Kind::Alone));
 
-        let some = Turns { running: [0, 1, 0], waiting: [1, 1, 1] };
-        assert!(some.has_come(Kind::Others));
-        assert!(!some.has_come(Kind::DotNet) && !some.has_come(Kind::Alone));
+        let some = Turns { running: [0, 1, 0], waiting: [1, 1, 1], ..none() };
+        assert!(has_come(&some, Kind::Others));
+        assert!(!has_come(&some, Kind::DotNet) && !has_come(&some, Kind::Alone));
 
-        let full = Turns { running: [AT_A_TIME, 0, 0], waiting: [1, 0, 0] };
-        assert!(!full.has_come(Kind::DotNet));
+        let full = Turns { running: [AT_A_TIME, 0, 0], waiting: [1, 0, 0], ..none() };
+        assert!(!has_come(&full, Kind::DotNet));
 
-        let alone = Turns { running: [0, 0, 1], waiting: [1, 1, 1] };
+        let alone = Turns { running: [0, 0, 1], waiting: [1, 1, 1], ..none() };
         assert!(
-            [Kind::DotNet, Kind::Others, Kind::Alone].iter().all(|kind| !alone.has_come(*kind))
+            [Kind::DotNet, Kind::Others, Kind::Alone].iter().all(|kind| !has_come(&alone, *kind))
         );
-        assert!(Turns { waiting: [0, 0, 1], ..none() }.has_come(Kind::Alone));
+        assert!(has_come(&Turns { waiting: [0, 0, 1], ..none() }, Kind::Alone));
+    }
+
+    #[test]
+    fn long_tests_begin_before_the_others_of_their_kind() {
+        let turns = Turns { waiting: [2, 1, 0], long_waiting: [1, 1, 0], ..none() };
+        assert!(turns.has_come(Kind::DotNet, Length::Long));
+        assert!(!turns.has_come(Kind::DotNet, Length::Short));
+        assert!(!turns.has_come(Kind::Others, Length::Long));
+        let no_long = Turns { long_waiting: [0, 1, 0], ..turns };
+        assert!(no_long.has_come(Kind::DotNet, Length::Short));
     }
 }
