@@ -48,9 +48,20 @@ enum State {
     Opening,
     Opened(Arc<OpenFile>),
     Failed(String),
-    /// Not opened for now: a limit of strata's or of its process was reached. Tried again when its
-    /// process is sampled after this moment.
-    Later(Instant),
+    /// Not opened for now: tried again when a process that maps it is sampled after this moment.
+    Later {
+        until: Instant,
+        why: Delay,
+    },
+}
+
+/// Why a file is not opened for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Delay {
+    /// This process has opened as many as it may. Others that map it may open it.
+    Allowance(u32),
+    /// Strata was overloaded or short of a resource.
+    Overload,
 }
 
 struct Entry {
@@ -242,13 +253,18 @@ impl Loading {
     fn need_mapping(&mut self, table: &ProcessTable, pid: u32, mapping: &Mapping) {
         let Backing::File(file) = mapping.backing else { return };
         match self.entry(file).state {
-            State::Later(until) if until > Instant::now() => {}
-            State::Unknown | State::Later(_) => {
+            State::Later { until, why } if until > Instant::now() => {
+                let is_anothers = matches!(why, Delay::Allowance(of) if of != pid);
+                if is_anothers && self.may_open(pid) {
+                    self.open(table, file, pid, mapping);
+                }
+            }
+            State::Unknown | State::Later { .. } => {
                 if self.may_open(pid) {
                     self.open(table, file, pid, mapping);
                 } else {
                     self.entry(file).process = Some(pid);
-                    self.delay(file);
+                    self.delay(file, Delay::Allowance(pid));
                 }
             }
             State::Opened(ref opened) => {
@@ -260,11 +276,11 @@ impl Loading {
     }
 
     /// A file is opened later: until then its code is unwound by frame pointers.
-    fn delay(&mut self, file: FileId) {
+    fn delay(&mut self, file: FileId, why: Delay) {
         self.delayed_files += 1;
         let until = Instant::now() + BUSY_FOR;
         let entry = self.entry(file);
-        entry.state = State::Later(until);
+        entry.state = State::Later { until, why };
         if let Some(pid) = entry.process {
             self.delayed.entry(pid).or_insert(until);
         }

@@ -309,16 +309,22 @@ mod tests {
         programs.process(pid).expect("it is published").generation
     }
 
-    /// A process maps a file that no other has mapped: whether that is opened.
-    fn opens_what_it_maps(engine: &mut Engine, pid: u32) -> bool {
-        let path = format!("/no/such/file/of/{pid}").into_bytes();
-        let inode = MappedInode { major: 0, minor: 1, inode: u64::from(pid), generation: 1 };
-        let (start, length) = (0x10_0000, 0x1000);
+    /// A process maps a file.
+    fn maps(engine: &mut Engine, pid: u32, number: u32) -> FileId {
+        let path = format!("/no/such/file/{number}").into_bytes();
+        let inode = MappedInode { major: 0, minor: 1, inode: u64::from(number), generation: 1 };
+        let (start, length) = (0x10_0000 + u64::from(number) * 0x1000, 0x1000);
         apply(engine, Event::Mmap { pid, start, length, offset: 0, inode, path });
         let process = engine.table.get(pid).expect("a process");
-        let files: Vec<FileId> = process.space.files().collect();
-        assert_eq!(files.len(), 1);
-        engine.loading.is_asked_about(files[0])
+        let mapping = process.space.mapping_of(start).expect("a mapping");
+        let Backing::File(file) = mapping.backing else { panic!("no file") };
+        file
+    }
+
+    /// A process maps a file that no other has mapped: whether that is opened.
+    fn opens_what_it_maps(engine: &mut Engine, pid: u32) -> bool {
+        let file = maps(engine, pid, pid);
+        engine.loading.is_asked_about(file)
     }
 
     /// Takes a sample of a process that the kernel unwound with this generation's tables: how many
@@ -358,6 +364,29 @@ mod tests {
         assert!(opens_what_it_maps(&mut engine, sampled));
         assert!(opens_what_it_maps(&mut engine, selected));
         assert!(!engine.processes.dirty.contains(&idle));
+    }
+
+    /// Needs root, and loads the programs.
+    #[test]
+    fn a_file_that_a_process_of_many_may_not_open_now_is_opened_for_another() {
+        let mut engine = engine();
+        let (many, other) = (PID, PID + 1);
+        for pid in [many, other] {
+            engine.table.insert_unknown(pid, "test");
+            publish(&mut engine, pid, 0x1000);
+        }
+        for number in 1..=600 {
+            maps(&mut engine, many, number);
+        }
+        // Above all others, as the C library is.
+        let shared = maps(&mut engine, many, 601);
+        engine.loading.need(&engine.table, many, 0);
+        assert!(!engine.loading.is_asked_about(shared), "more than it may open at once");
+        assert_eq!(maps(&mut engine, other, 601), shared);
+        engine.loading.need(&engine.table, many, 0);
+        assert!(!engine.loading.is_asked_about(shared));
+        engine.loading.need(&engine.table, other, 0);
+        assert!(engine.loading.is_asked_about(shared));
     }
 
     /// Needs root, and loads the programs.

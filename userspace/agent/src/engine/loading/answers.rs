@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use strata_sandbox::{FileError, Locator, Reply, Request};
 
-use super::{Asked, BUSY_FOR, Loading, State, TableKey, TableState, is_same, load};
+use super::{Asked, BUSY_FOR, Delay, Loading, State, TableKey, TableState, is_same, load};
 use crate::kernel::loader::Programs;
 use crate::processes::mapped::FileId;
 use crate::processes::table::ProcessTable;
@@ -72,7 +72,7 @@ impl Loading {
                 self.want_table(TableKey::of(file, &opened, None), &opened);
             }
             Ok(_) => self.fail(file, "an answer to another question".into()),
-            Err(error) if error.may_pass() => self.delay(file),
+            Err(error) if error.may_pass() => self.delay(file, Delay::Overload),
             Err(_) if fallback.is_some() => {
                 if let Some(locator) = fallback {
                     let next = match &locator {

@@ -74,7 +74,7 @@ impl Loading {
     pub(super) fn table_of(&mut self, file: FileId) -> Result<Option<Arc<Table>>, Unknown> {
         let opened = match &self.entry(file).state {
             State::Unknown | State::Opening => return Err(Unknown),
-            State::Failed(_) | State::Later(_) => return Ok(None),
+            State::Failed(_) | State::Later { .. } => return Ok(None),
             State::Opened(opened) => opened.clone(),
         };
         self.known_table(TableKey::of(file, &opened, None), &opened)
