@@ -1,5 +1,5 @@
-//! What passes over threads cost: `bench wall`. One process with many threads, of which none, a tenth or
-//! all are switched between two passes.
+//! What passes over threads cost: `bench wall`. One process with many threads, of which none, one, a tenth
+//! or all are switched between two passes.
 
 use std::time::{Duration, Instant};
 
@@ -24,8 +24,8 @@ fn nap(active: u32) -> u32 {
     (active * 1000 / WAKEUPS).max(20)
 }
 
-/// Percent of a core that passes may take. Of threads that are not switched less than what passes are
-/// slowed down to.
+/// Percent of a core that strata may take. Of threads that are blocked less than what passes are slowed
+/// down to.
 fn bound(threads: u32, active: u32) -> f64 {
     if threads <= 2_000 && active == 0 { 0.3 } else { 1.0 }
 }
@@ -71,11 +71,11 @@ pub fn measure(seconds: f64) -> Result<Vec<Figure>> {
     let seconds = seconds.max(10.0);
     let mut figures = Vec::new();
     for threads in [100, 2_000, 10_000] {
-        for percent in [0, 10, 100] {
-            eprintln!("wall, {threads} threads, {percent} % active …");
+        for active in [0, 1, threads / 10, threads] {
+            eprintln!("wall, {threads} threads, {active} active …");
             let Passes { count, nanoseconds, first, from_outside } =
-                passes(threads, threads * percent / 100, seconds)?;
-            let name = |what: &str| format!("{threads} threads, {percent} % active: {what}");
+                passes(threads, active, seconds)?;
+            let name = |what: &str| format!("{threads} threads, {active} active: {what}");
             let later = nanoseconds - first;
             figures.push(
                 Figure::new(PART, name("a pass"), later / (count - 1.0).max(1.0) / 1e6, "ms")
@@ -85,9 +85,12 @@ pub fn measure(seconds: f64) -> Result<Vec<Figure>> {
             let share = 100.0 * later / 1e9 / seconds;
             figures.push(
                 Figure::new(PART, name("all passes"), share, "% of a core")
-                    .note("after the first one")
-                    .note(format!("all of strata, warm: {from_outside:.2}"))
-                    .at_most(bound(threads, percent)),
+                    .note("after the first one"),
+            );
+            figures.push(
+                Figure::new(PART, name("all of strata"), from_outside, "% of a core")
+                    .note("from three seconds on")
+                    .at_most(bound(threads, active)),
             );
         }
     }

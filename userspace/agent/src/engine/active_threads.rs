@@ -64,14 +64,13 @@ impl ActiveThreads {
         self.starting.insert(pid, time).is_none()
     }
 
-    /// What has moved since `since`; `None` if it is too much. `count` says how many threads a process has,
-    /// or at least so many.
-    pub(super) fn since(
-        &mut self,
-        since: u64,
-        count: impl Fn(u32, usize) -> usize,
-    ) -> Option<Targets> {
+    /// What has moved since `since`; `None` if it is too much. `count` says how many threads a process has.
+    pub(super) fn since(&mut self, since: u64, count: impl Fn(u32) -> usize) -> Option<Targets> {
         self.threads.retain(|_, (_, time)| *time >= since);
+        // Each look goes over all places: those of the many that moved at first are given back.
+        if self.threads.len() * 8 < self.threads.capacity() {
+            self.threads.shrink_to(self.threads.len() * 2);
+        }
         self.starting.retain(|_, time| *time >= since);
         if self.refused.is_some_and(|time| time >= since) || self.starting.len() > MOST_TARGETS {
             return None;
@@ -85,7 +84,7 @@ impl ActiveThreads {
         let mut found = Targets { targets: Vec::new(), cost: 0 };
         for (pid, threads) in active {
             let by_thread = LINK * threads.len();
-            let all = count(pid, by_thread.max(MOST));
+            let all = count(pid);
             let looks = if self.starting.contains_key(&pid) || all + LINK <= by_thread {
                 found.targets.push(Target::Process(pid));
                 all + LINK
@@ -109,7 +108,7 @@ mod tests {
 
     fn targets(active: &mut ActiveThreads, since: u64) -> Option<Vec<Target>> {
         // Process 1 has 2,000 threads, each other one 4.
-        let of = |pid, most: usize| if pid == 1 { 2_000.min(most) } else { 4 };
+        let of = |pid| if pid == 1 { 2_000 } else { 4 };
         active.since(since, of).map(|found| found.targets)
     }
 

@@ -45,10 +45,11 @@ const MOST_PAUSE: Duration = Duration::from_secs(2);
 const MOST_OWED: Duration = Duration::from_millis(80);
 /// Taking a record costs this at most: what takes longer had to wait for a CPU.
 const MOST_TAKING: Duration = Duration::from_micros(100);
-/// A thread is active for so many pauses between passes over all threads after it was switched, and for
-/// so long at least.
+/// A thread is active for so many pauses between passes over all threads after it was switched, for so long
+/// at least, and for so long at most where one pause is shorter.
 const ACTIVE_PAUSES: u32 = 4;
 const ACTIVE: Duration = Duration::from_secs(1);
+const MOST_ACTIVE: Duration = Duration::from_secs(8);
 /// From one look at what repeated passes have done to the next.
 const LOOK: Duration = Duration::from_millis(250);
 /// A reader that sleeps at one thread for so long hangs.
@@ -227,7 +228,7 @@ impl Passes {
     }
 
     /// Which threads the next pass goes over.
-    fn choose(&mut self, now: Instant, count: impl Fn(u32, usize) -> usize) -> Choice {
+    fn choose(&mut self, now: Instant, count: impl Fn(u32) -> usize) -> Choice {
         let due = self.all_due;
         if self.only_all {
             return Choice::Only;
@@ -235,7 +236,8 @@ impl Passes {
         if self.wants_all || self.sends_all || now >= due {
             return Choice::All;
         }
-        let window = (self.all_pause * ACTIVE_PAUSES).max(ACTIVE);
+        let window = (self.all_pause * ACTIVE_PAUSES).clamp(ACTIVE, MOST_ACTIVE);
+        let window = window.max(self.all_pause);
         let window = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
         let all_cost = u64::try_from(self.next_cost.as_nanos()).unwrap_or(u64::MAX);
         match self.active.since(monotonic_nanos().saturating_sub(window), count) {
@@ -392,7 +394,7 @@ impl Engine {
             return;
         }
         let wall = self.wall.as_ref();
-        let count = |pid, most| wall.map_or(0, |wall| wall.count_of(pid, most));
+        let count = |pid| wall.map_or(0, |wall| wall.count_of(pid));
         match self.passes.choose(now, count) {
             Choice::All => self.begin_pass(),
             Choice::Only => {
@@ -681,7 +683,7 @@ mod tests {
         passes.went_on(cost(500));
         assert_eq!(passes.each_taking, Duration::from_millis(500));
         passes.note_moved(7, 8, monotonic_nanos(), false);
-        assert_eq!(passes.choose(began + MOST_PAUSE, |_, _| 500), Choice::All);
+        assert_eq!(passes.choose(began + MOST_PAUSE, |_| 500), Choice::All);
         // The second one pays for it: 50 and 40 ms, less what two seconds paid.
         passes.taking = Duration::ZERO;
         passes.end(began + MOST_PAUSE, cost(1_000), false);
@@ -737,7 +739,7 @@ mod tests {
 
     #[test]
     fn between_passes_over_all_threads_only_those_that_moved_are_walked() {
-        let none = |_: u32, _: usize| 0;
+        let none = |_: u32| 0;
         let mut passes = Passes::new(20);
         let began = Instant::now();
         assert_eq!(passes.choose(began, none), Choice::All);
@@ -760,8 +762,8 @@ mod tests {
         passes.next = later;
         passes.note_moved(7, 8, monotonic_nanos(), false);
         assert!(passes.next < second + Duration::from_secs(1));
-        assert_eq!(passes.choose(soon, |_, _| 500), Choice::Targets(vec![Target::Thread(8)]));
-        assert_eq!(passes.choose(later, |_, _| 500), Choice::All);
+        assert_eq!(passes.choose(soon, |_| 500), Choice::Targets(vec![Target::Thread(8)]));
+        assert_eq!(passes.choose(later, |_| 500), Choice::All);
         // Where as much moves as all cost, all are walked, as often as a CPU's share allows.
         for tid in 0..64 {
             passes.note_moved(7, tid, monotonic_nanos(), false);
@@ -769,13 +771,13 @@ mod tests {
         passes.all_cost = Duration::from_micros(300);
         passes.next_cost = passes.all_cost;
         assert_eq!(
-            passes.choose(second, |_, _| 800),
+            passes.choose(second, |_| 800),
             Choice::Later(second + Duration::from_micros(37_500))
         );
-        assert_eq!(passes.choose(soon, |_, _| 800), Choice::Only);
+        assert_eq!(passes.choose(soon, |_| 800), Choice::Only);
         // A kernel without iterators over some threads: passes over all alone.
         passes.went_on(Cost { refused: 1, ..cost(0) });
-        assert_eq!(passes.choose(soon, |_, _| 500), Choice::Only);
+        assert_eq!(passes.choose(soon, |_| 500), Choice::Only);
     }
 
     #[test]

@@ -139,7 +139,9 @@ impl Engine {
                 Change::Muted { pid } => self.processes.repairs.was_muted(pid),
                 Change::Executed { pid } => {
                     self.executed_in_wall(pid, event.time);
-                    self.note_begun(pid, event.time);
+                    if !self.selection.surely_drops(pid) {
+                        self.note_begun(pid, event.time);
+                    }
                     self.programs.release(pid);
                     self.take_last_snapshots(&[pid]);
                     self.managed.left(pid);

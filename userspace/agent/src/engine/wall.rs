@@ -11,9 +11,9 @@
 //! with yet is added by the thread's state, and deducted when they have.
 
 mod account;
+mod by_process;
 
-use std::collections::{BTreeSet, HashMap};
-use std::ops::Bound;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use strata_abi::record::{Header, STATE_ENDED, STATE_RUNNABLE};
@@ -24,20 +24,22 @@ use crate::processes::table::{ImageId, Space};
 use crate::random::Random;
 use account::{Account, LATER, Tally, is_blocked};
 pub use account::{Activity, Whole};
+use by_process::ByProcess;
 
 /// Bytes of accounts with their stacks, of all processes ([`ThreadMemory`]).
 const MOST_BYTES: usize = 64 << 20;
 /// Stacks of a thread between two passes at most. Of more samples these are as many by chance.
 const MOST_RUNNING: usize = 64;
-/// Threads of which one look finds out whether they are there, and after process events were lost.
-const LOOKS: usize = 512;
+/// Threads of which one look finds out whether they are there, and after process events were lost: without
+/// that, few ends are missed.
+const LOOKS: usize = 64;
 const LOOKS_AFTER_LOSS: usize = 1 << 14;
 
 /// The threads that are sampled.
 pub struct Wall {
     threads: HashMap<u32, Account>,
     /// Their numbers, by process.
-    by_process: BTreeSet<(u32, u32)>,
+    by_process: ByProcess,
     pub(super) memory: ThreadMemory<MOST_BYTES>,
     random: Random,
     /// The last process and thread that was looked for, and those that were not there.
@@ -57,7 +59,7 @@ impl Wall {
     pub fn new(period: u64) -> Self {
         Self {
             threads: HashMap::new(),
-            by_process: BTreeSet::new(),
+            by_process: ByProcess::default(),
             memory: ThreadMemory::default(),
             random: Random::new(),
             looked_for: (0, 0),
@@ -162,7 +164,7 @@ impl Wall {
 
     fn remove(&mut self, tid: u32) -> Option<Account> {
         let account = self.threads.remove(&tid)?;
-        self.by_process.remove(&(account.pid, tid));
+        self.by_process.remove(account.pid, tid);
         self.memory.give_back(account.pid, account.bytes());
         Some(account)
     }
@@ -177,7 +179,7 @@ impl Wall {
             return;
         }
         self.memory.take(pid, bytes);
-        self.by_process.insert((pid, account.thread.tid));
+        self.by_process.insert(pid, account.thread.tid);
         self.threads.insert(account.thread.tid, account);
     }
 
@@ -189,16 +191,12 @@ impl Wall {
             let (pid, bytes) = (account.pid, account.bytes());
             let is_dropped = excess.includes(pid, bytes);
             if is_dropped {
-                by_process.remove(&(pid, *tid));
+                by_process.remove(pid, *tid);
                 memory.give_back(pid, bytes);
                 *refused += 1;
             }
             !is_dropped
         });
-    }
-
-    fn threads_of(&self, pid: u32) -> Vec<u32> {
-        self.by_process.range((pid, 0)..=(pid, u32::MAX)).map(|(_, tid)| *tid).collect()
     }
 
     /// A thread has ended.
@@ -215,7 +213,7 @@ impl Wall {
     pub fn executed(&mut self, thread: ThreadKey, time: u64, to: &mut Aggregate) -> bool {
         let pid = thread.tid;
         let mut all: Vec<Account> = Vec::new();
-        for tid in self.threads_of(pid) {
+        for tid in self.by_process.threads_of(pid) {
             if let Some(mut account) = self.remove(tid) {
                 account.settle(time, self.period, to);
                 all.push(account);
@@ -236,7 +234,7 @@ impl Wall {
 
     /// A process is not sampled any more. Should it be again, its time until then is not its.
     pub fn leave_out(&mut self, pid: u32) {
-        for tid in self.threads_of(pid) {
+        for tid in self.by_process.threads_of(pid) {
             self.remove(tid);
         }
     }
@@ -252,14 +250,13 @@ impl Wall {
     /// first time its last record may still be on its way.
     pub fn look_for_threads(&mut self, is_there: impl Fn(u32, u32) -> bool) {
         for (pid, tid) in std::mem::take(&mut self.missing) {
-            if self.by_process.contains(&(pid, tid)) && !is_there(pid, tid) {
+            if self.by_process.contains((pid, tid)) && !is_there(pid, tid) {
                 self.remove(tid);
             }
         }
         let most = if self.has_lost { LOOKS_AFTER_LOSS } else { LOOKS };
-        let next = (Bound::Excluded(self.looked_for), Bound::Unbounded);
         let mut looked_at = 0;
-        for &(pid, tid) in self.by_process.range(next).take(most) {
+        for (pid, tid) in self.by_process.after(self.looked_for).take(most) {
             looked_at += 1;
             self.looked_for = (pid, tid);
             if !is_there(pid, tid) {
@@ -299,9 +296,9 @@ impl Wall {
         self.threads.get(&tid).is_some_and(|account| account.has_moved(now))
     }
 
-    /// How many threads a process has here, or `most`, if there are more.
-    pub fn count_of(&self, pid: u32, most: usize) -> usize {
-        self.by_process.range((pid, 0)..=(pid, u32::MAX)).take(most).count()
+    /// How many threads a process has here.
+    pub fn count_of(&self, pid: u32) -> usize {
+        self.by_process.count_of(pid)
     }
 
     /// How many there are.
@@ -324,7 +321,7 @@ impl Wall {
         self.threads.retain(|tid, account| {
             let stays = is_there(account.pid);
             if !stays {
-                by_process.remove(&(account.pid, *tid));
+                by_process.remove(account.pid, *tid);
                 memory.give_back(account.pid, account.bytes());
             }
             stays
