@@ -200,11 +200,15 @@ impl Loading {
     pub fn first_seen(&mut self, table: &ProcessTable, pid: u32, mapping: &Mapping) {
         let Backing::File(file) = mapping.backing else { return };
         // A file not opened now is opened when its process is sampled.
-        if matches!(self.entry(file).state, State::Unknown) {
-            if self.may_open(pid) {
-                self.open(table, file, pid, mapping);
+        match self.entry(file).state {
+            State::Unknown => {
+                if self.may_open(pid) {
+                    self.open(table, file, pid, mapping);
+                }
+                return;
             }
-            return;
+            State::Later { .. } => return self.need_mapping(table, pid, mapping),
+            _ => {}
         }
         let entry = self.entry(file);
         match entry.state {
@@ -257,6 +261,8 @@ impl Loading {
                 let is_anothers = matches!(why, Delay::Allowance(of) if of != pid);
                 if is_anothers && self.may_open(pid) {
                     self.open(table, file, pid, mapping);
+                } else {
+                    self.delayed.entry(pid).or_insert(until);
                 }
             }
             State::Unknown | State::Later { .. } => {

@@ -352,6 +352,12 @@ impl Engine {
         self.turn.took_some || self.managed.is_busy()
     }
 
+    /// Takes everything that has arrived, and counts the time that a flush would leave to the next one.
+    pub fn count_elapsed(&mut self) {
+        self.turn();
+        self.count_wall(self.turn.records_until, true);
+    }
+
     /// Everything sampled since the last flush; sampling goes on.
     pub fn take_aggregate(&mut self) -> Aggregate {
         // What threads do is counted up to the last record taken: the end of a wait that is in the
@@ -377,7 +383,7 @@ impl Engine {
         self.processes.dirty.extend(left);
     }
 
-    pub(super) fn count_wall(&mut self, until: u64, is_last: bool) {
+    fn count_wall(&mut self, until: u64, is_last: bool) {
         if let Some(wall) = &mut self.wall {
             wall.count(until, is_last, &mut self.aggregate);
         }

@@ -231,7 +231,7 @@ impl Passes {
     fn choose(&mut self, now: Instant, count: impl Fn(u32) -> usize) -> Choice {
         let due = self.all_due;
         if self.only_all {
-            return Choice::Only;
+            return if now < due { Choice::Later(due) } else { Choice::Only };
         }
         if self.wants_all || self.sends_all || now >= due {
             return Choice::All;
@@ -294,7 +294,6 @@ impl Passes {
             return;
         }
         let taking = std::mem::take(&mut self.taking);
-        self.is_settling = false;
         if std::mem::take(&mut self.follows_all) {
             self.owe(taking.saturating_sub(self.each_taking * cost.passes));
         } else {
@@ -476,6 +475,8 @@ impl Engine {
             self.passes.taking -= of_all;
         }
         self.passes.went_on(repeated);
+        // What the records of a first pass cost that sends every thread is paid by now.
+        self.passes.is_settling &= repeated.passes == 0 || over_all.is_some();
         if has_failed {
             self.passes.began = None;
             self.passes.repeated = None;
@@ -777,7 +778,9 @@ mod tests {
         assert_eq!(passes.choose(soon, |_| 800), Choice::Only);
         // A kernel without iterators over some threads: passes over all alone.
         passes.went_on(Cost { refused: 1, ..cost(0) });
-        assert_eq!(passes.choose(soon, |_| 500), Choice::Only);
+        let due = passes.all_due;
+        assert_eq!(passes.choose(soon, |_| 500), Choice::Later(due));
+        assert_eq!(passes.choose(due, |_| 500), Choice::Only);
     }
 
     #[test]

@@ -111,7 +111,6 @@ impl Engine {
             self.turn();
         }
         self.settle_pending(true);
-        self.count_wall(self.turn.records_until, true);
     }
 
     /// Samples again, at these rates. Samples from before the pause must be flushed by now: they

@@ -385,10 +385,16 @@ mod tests {
         engine.loading.need(&engine.table, many, 0);
         assert!(!engine.loading.is_asked_about(shared), "more than it may open at once");
         assert_eq!(maps(&mut engine, other, 601), shared);
+        assert!(engine.loading.is_asked_about(shared), "for the other one, as it maps it");
+        // One that has mapped it before, when it is sampled.
+        let next = maps(&mut engine, many, 602);
+        let mapped_before = PID + 2;
+        engine.table.insert_unknown(mapped_before, "test");
+        assert_eq!(maps(&mut engine, mapped_before, 602), next);
         engine.loading.need(&engine.table, many, 0);
-        assert!(!engine.loading.is_asked_about(shared));
-        engine.loading.need(&engine.table, other, 0);
-        assert!(engine.loading.is_asked_about(shared));
+        assert!(!engine.loading.is_asked_about(next));
+        engine.loading.need(&engine.table, mapped_before, 0);
+        assert!(engine.loading.is_asked_about(next));
     }
 
     /// Needs root, and loads the programs.

@@ -33,6 +33,8 @@ const MOST_RUNNING: usize = 64;
 /// Threads of which one look finds out whether they are there, and after process events were lost: without
 /// that, few ends are missed.
 const LOOKS: usize = 64;
+/// Or one of so many of all.
+const LOOKS_OF: usize = 64;
 const LOOKS_AFTER_LOSS: usize = 1 << 14;
 
 /// The threads that are sampled.
@@ -170,6 +172,8 @@ impl Wall {
     }
 
     fn insert(&mut self, account: Account) {
+        // The end of another thread with the number may have been lost.
+        self.remove(account.thread.tid);
         let (pid, bytes) = (account.pid, account.bytes());
         if self.memory.admits(pid, bytes) == Admission::AfterExcess {
             self.drop_excess();
@@ -254,7 +258,8 @@ impl Wall {
                 self.remove(tid);
             }
         }
-        let most = if self.has_lost { LOOKS_AFTER_LOSS } else { LOOKS };
+        let most = LOOKS.max(self.threads.len() / LOOKS_OF);
+        let most = if self.has_lost { LOOKS_AFTER_LOSS } else { most };
         let mut looked_at = 0;
         for (pid, tid) in self.by_process.after(self.looked_for).take(most) {
             looked_at += 1;

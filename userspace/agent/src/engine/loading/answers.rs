@@ -85,7 +85,14 @@ impl Loading {
             }
             Err(error) => {
                 processes.files.forget(file);
-                self.fail(file, error.to_string());
+                let asked = self.entry(file).process;
+                let is_there = |pid| processes.get(pid).is_some_and(|process| !process.exited);
+                if asked.is_some_and(is_there) {
+                    self.fail(file, error.to_string());
+                } else {
+                    // Another process that maps it may still have it opened.
+                    self.entry(file).state = State::Unknown;
+                }
             }
         }
     }

@@ -174,7 +174,7 @@ impl Threads {
         let quarantine = &mut self.quarantine;
         self.left_behind.retain_mut(|left| {
             let has_ended = left.reader.has_ended();
-            if has_ended {
+            if has_ended && left.pid != 0 {
                 quarantine.came_back(left.pid, left.user);
             }
             !has_ended

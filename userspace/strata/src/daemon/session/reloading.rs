@@ -41,7 +41,7 @@ impl Daemon {
         let budget = Budget::of(configuration.memory_limit.value.0, configuration.exporters.len());
         let destinations = destinations(&configuration, &budget)?;
         // Samples taken under the old rules are flushed under them.
-        self.engine.turn();
+        self.engine.count_elapsed();
         self.meet_newcomers();
         self.flush_all().await;
         self.log.change(&configuration.log_target.value, configuration.log_level.value)?;
