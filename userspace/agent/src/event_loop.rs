@@ -8,7 +8,7 @@
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
@@ -16,7 +16,6 @@ use rustix::time::{
 };
 use tokio::io::Interest;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
-use tokio::time::Instant;
 
 use crate::engine::Engine;
 
@@ -44,6 +43,15 @@ pub enum Due {
     Files,
     /// The engine wanted a turn at this time.
     Deadline,
+}
+
+/// What comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// A turn of the engine.
+    Turn(Due),
+    /// The caller's own time.
+    Time,
 }
 
 /// See the module.
@@ -77,42 +85,50 @@ impl EventLoop {
         })
     }
 
-    /// Waits until the engine has something to take.
-    pub async fn due(&self, engine: &Engine) -> Result<Due, EventLoopError> {
-        let deadline = engine.next_deadline().map(Instant::from_std);
-        self.deadline.set(deadline.into_iter().chain(self.next_turn).min())?;
-        tokio::select! {
+    /// Waits until the engine has something to take, or until this time.
+    pub async fn due(
+        &self,
+        engine: &Engine,
+        time: Option<Instant>,
+    ) -> Result<Next, EventLoopError> {
+        let deadline = engine.next_deadline().into_iter().chain(self.next_turn).min();
+        self.deadline.set(deadline.into_iter().chain(time).min())?;
+        let due = tokio::select! {
             biased;
             ready = self.process_events.readable() => {
                 // Stays readable until the turn, for when this is dropped.
                 ready?.retain_ready();
-                Ok(Due::ProcessEvents)
+                Due::ProcessEvents
             }
             ready = self.records.readable() => {
                 ready?.clear_ready();
-                Ok(Due::Records)
+                Due::Records
             }
             ready = readable(self.waits.as_ref()) => {
                 ready?.clear_ready();
-                Ok(Due::Records)
+                Due::Records
             }
             ready = readable(self.threads.as_ref()) => {
                 ready?.clear_ready();
-                Ok(Due::Records)
+                Due::Records
             }
             ready = readable(self.clr_events.as_ref()) => {
                 ready?.clear_ready();
-                Ok(Due::Records)
+                Due::Records
             }
             ready = self.files.readable() => {
                 ready?.clear_ready();
-                Ok(Due::Files)
+                Due::Files
             }
             due = self.deadline.due() => {
                 due?;
-                Ok(Due::Deadline)
+                if deadline.is_none_or(|deadline| deadline > Instant::now()) {
+                    return Ok(Next::Time);
+                }
+                Due::Deadline
             }
-        }
+        };
+        Ok(Next::Turn(due))
     }
 
     /// Runs a turn of the engine.
@@ -174,14 +190,6 @@ fn longest_pause(engine: &Engine) -> Duration {
         (false, _) => WITHOUT_BRIDGES,
         (true, true) => BESIDE_BRIDGES,
         (true, false) => BESIDE_IDLE_BRIDGES,
-    }
-}
-
-/// Waits until a time; for ever without one.
-pub async fn until(time: Option<Instant>) {
-    match time {
-        Some(time) => tokio::time::sleep_until(time).await,
-        None => std::future::pending().await,
     }
 }
 

@@ -36,7 +36,7 @@ use crate::status::{SHED, Service};
 use crate::{capabilities, second_signal};
 use figures::SlowFigures;
 use strata_agent::engine::{Engine, Options};
-use strata_agent::event_loop::{Due, EventLoop, until};
+use strata_agent::event_loop::{Due, EventLoop, Next};
 use strata_agent::kernel::introspect::{self, RunTimeStatistics};
 use strata_agent::kernel::loader::{Settings, ThreadsOf};
 use strata_agent::kernel::sideband::Wakeup;
@@ -332,12 +332,11 @@ fn raise_file_limit() {
 impl Daemon {
     async fn serve(&mut self, signals: &mut Signals) -> Result<()> {
         let mut agent = EventLoop::of(&self.engine, BURST)?;
-        let mut ticks = tokio::time::interval(TICK);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut next_tick = Instant::now();
         let mut watchdog = self.manager.watchdog().map(tokio::time::interval);
         loop {
-            let flush_turns = self.next_flush_turn().map(tokio::time::Instant::from_std);
-            let due = tokio::select! {
+            let time = self.next_flush_turn().into_iter().chain([next_tick]).min();
+            let mut due = tokio::select! {
                 biased;
                 asked = signals.next() => match asked {
                     Asked::End => return Ok(()),
@@ -346,18 +345,21 @@ impl Daemon {
                         Some(Due::Deadline)
                     }
                 },
-                _ = ticks.tick() => {
-                    self.tick()?;
-                    Some(Due::Deadline)
-                }
                 () = beat(&mut watchdog) => {
                     self.manager.alive();
                     None
                 }
                 () = self.symbols.notified() => None,
-                () = until(flush_turns) => None,
-                due = agent.due(&self.engine) => Some(due?),
+                next = agent.due(&self.engine, time) => match next? {
+                    Next::Turn(due) => Some(due),
+                    Next::Time => None,
+                },
             };
+            if Instant::now() >= next_tick {
+                self.tick()?;
+                next_tick = Instant::now() + TICK;
+                due.get_or_insert(Due::Deadline);
+            }
             if let Some(due) = due {
                 agent.turn(&mut self.engine, due).await?;
                 self.meet_newcomers();

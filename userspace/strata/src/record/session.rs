@@ -18,7 +18,7 @@ use crate::losses::lost;
 use crate::user::User;
 use crate::{capabilities, output, priority, second_signal};
 use strata_agent::engine::{Engine, Options};
-use strata_agent::event_loop::{Due, EventLoop, until};
+use strata_agent::event_loop::{Due, EventLoop, Next};
 use strata_agent::kernel::introspect;
 use strata_agent::kernel::loader::{Settings, ThreadsOf};
 use strata_agent::kernel::sideband::Wakeup;
@@ -213,10 +213,11 @@ async fn run(
     live: &mut Live,
 ) -> Result<(EndedBy, Option<ExitStatus>)> {
     let mut agent = EventLoop::of(engine, BURST)?;
-    let end = plan.duration.map(|duration| tokio::time::Instant::now() + duration);
-    let mut show = tokio::time::interval(SHOW);
+    let end = plan.duration.map(|duration| Instant::now() + duration);
+    let mut next_show = Instant::now();
     loop {
-        tokio::select! {
+        let time = end.into_iter().chain([next_show]).min();
+        let due = tokio::select! {
             biased;
             received = signals.next() => {
                 if signals.asked_to_end && received != libc::SIGHUP {
@@ -232,25 +233,32 @@ async fn run(
                     unsafe { libc::kill(child as i32, received) };
                 }
                 live.say("ending: waiting for the command (once more to stop at once)");
+                None
             }
             status = wait_for(command) => {
                 let status = status.context("waiting for the command failed")?;
                 return Ok((EndedBy::Command, Some(status)));
             }
-            () = until(end) => return Ok((EndedBy::Duration, None)),
-            due = agent.due(engine) => {
-                agent.turn(engine, due?).await?;
-                if targets_are_gone(plan, engine) {
-                    return Ok((EndedBy::Target, None));
-                }
+            next = agent.due(engine, time) => match next? {
+                Next::Turn(due) => Some(due),
+                Next::Time => None,
+            },
+        };
+        let now = Instant::now();
+        if end.is_some_and(|end| now >= end) {
+            return Ok((EndedBy::Duration, None));
+        }
+        let shows = now >= next_show;
+        let due = if shows { due.or(Some(Due::Deadline)) } else { due };
+        if let Some(due) = due {
+            agent.turn(engine, due).await?;
+            if targets_are_gone(plan, engine) {
+                return Ok((EndedBy::Target, None));
             }
-            _ = show.tick() => {
-                agent.turn(engine, Due::Deadline).await?;
-                if targets_are_gone(plan, engine) {
-                    return Ok((EndedBy::Target, None));
-                }
-                live.update(figures(engine));
-            }
+        }
+        if shows {
+            next_show = now + SHOW;
+            live.update(figures(engine));
         }
     }
 }
