@@ -27,7 +27,7 @@ pub enum Output {
 #[derive(Clone, Debug)]
 pub struct Exporter {
     pub name: String,
-    pub way: Output,
+    pub output: Output,
     pub period: Duration,
     /// Names of labels that are sent.
     pub labels: Vec<String>,
@@ -52,14 +52,14 @@ pub struct ExporterError {
 /// The exporters of a configuration. `spools` is the folder of their spools, `memory` what each may
 /// keep in memory.
 pub fn of(
-    exporters: &[ExporterConfig],
+    configured: &[ExporterConfig],
     spools: Option<&Path>,
     memory: usize,
 ) -> Result<(Vec<Exporter>, Vec<ExporterSettings>), ExporterError> {
-    let mut outlets = Vec::new();
+    let mut exporters = Vec::new();
     let mut plans = Vec::new();
-    for exporter in exporters {
-        let way = match (&exporter.path, backend(exporter)) {
+    for exporter in configured {
+        let output = match (&exporter.path, backend(exporter)) {
             (Some(path), _) => Output::Folder(path.value.clone()),
             (None, Some(backend)) => {
                 plans.push(plan(exporter, backend.clone(), spools, memory)?);
@@ -67,9 +67,9 @@ pub fn of(
             }
             (None, None) => continue,
         };
-        outlets.push(Exporter {
+        exporters.push(Exporter {
             name: exporter.name.clone(),
-            way,
+            output,
             period: exporter.period.value,
             labels: exporter.labels.value.clone(),
             target_labels: exporter.target_labels.value,
@@ -81,7 +81,7 @@ pub fn of(
                 .and_then(|plan| Some((plan.spool_dir.clone()?, plan.spool_size))),
         });
     }
-    Ok((outlets, plans))
+    Ok((exporters, plans))
 }
 
 fn backend(exporter: &ExporterConfig) -> Option<Backend> {
@@ -291,7 +291,7 @@ mod tests {
     fn an_exporter_gets_what_is_listed_and_the_service() {
         let exporter = Exporter {
             name: "one".into(),
-            way: Output::Folder("/nowhere".into()),
+            output: Output::Folder("/nowhere".into()),
             period: Duration::from_secs(15),
             labels: vec!["env".into(), "team*".into()],
             target_labels: true,

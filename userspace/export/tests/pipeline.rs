@@ -82,7 +82,7 @@ async fn pipeline(folder: &Path, url: &str, periods: &[u64]) -> (Pipeline, Arc<Q
         plan.waits.longest = Duration::from_millis(100);
         exporters.push(Exporter {
             name: plan.name.clone(),
-            way: Output::Endpoint(plan.backend.clone()),
+            output: Output::Endpoint(plan.backend.clone()),
             period: Duration::from_secs(period),
             labels: Vec::new(),
             target_labels: true,
@@ -355,7 +355,7 @@ async fn a_runtimes_profiles_have_other_numbers_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let exporter = Exporter {
         name: "files".to_owned(),
-        way: Output::Folder(folder.path().to_owned()),
+        output: Output::Folder(folder.path().to_owned()),
         period: FLUSH,
         labels: Vec::new(),
         target_labels: true,

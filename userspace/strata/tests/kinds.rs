@@ -136,7 +136,7 @@ fn publish(folder: &Path, flushes: Vec<FlushedProfile>) {
         store: Some(StoreSettings { directory: folder.join("store"), options: Options::default() }),
         exporters: vec![Exporter {
             name: "file".to_owned(),
-            way: Output::Folder(folder.join("files")),
+            output: Output::Folder(folder.join("files")),
             period: Duration::from_secs(3600),
             labels: Vec::new(),
             target_labels: true,

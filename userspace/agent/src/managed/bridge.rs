@@ -363,10 +363,15 @@ pub struct Bridge {
 
 impl Bridge {
     /// Returns the bridge's records since the last call; false when nothing more can come.
-    pub fn poll(&mut self, looker: &mut MapsReader, until: Instant, take: &mut Take<'_>) -> bool {
+    pub fn poll(
+        &mut self,
+        maps_reader: &mut MapsReader,
+        until: Instant,
+        take: &mut Take<'_>,
+    ) -> bool {
         let may_come = self.read(until, take);
         if let Some(look) = self.session.wanted() {
-            looker.look(self.pid(), look);
+            maps_reader.look(self.pid(), look);
         }
         may_come
     }
@@ -575,11 +580,11 @@ pub fn detach_all(bridges: Vec<Bridge>) -> u64 {
         }
     }
     let deadline = Deadline::within(LEAVING);
-    let mut looker = MapsReader::default();
+    let mut maps_reader = MapsReader::default();
     while !leaving.is_empty() && !deadline.has_passed() {
-        looker.turn();
+        maps_reader.turn();
         leaving.retain_mut(|bridge| {
-            let here = bridge.poll(&mut looker, Instant::now() + RETRY, &mut |_| Ok(()));
+            let here = bridge.poll(&mut maps_reader, Instant::now() + RETRY, &mut |_| Ok(()));
             left += u64::from(!here);
             here
         });

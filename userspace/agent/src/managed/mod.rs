@@ -115,7 +115,7 @@ pub struct Managed {
     signatures: bool,
     bridges: Bridges,
     code_reader: CodeReader,
-    looker: MapsReader,
+    maps_reader: MapsReader,
     targets: HashMap<ImageId, Target>,
     /// Processes without a record yet.
     candidates: HashMap<ImageId, u32>,
@@ -218,7 +218,7 @@ impl Managed {
             signatures,
             bridges,
             code_reader: CodeReader::default(),
-            looker: MapsReader::default(),
+            maps_reader: MapsReader::default(),
             targets: HashMap::new(),
             candidates: HashMap::new(),
             left_alone: HashMap::new(),
@@ -311,7 +311,7 @@ impl Managed {
     /// Reads the records of a process's bridge since the last turn.
     pub fn take_in(&mut self, image: ImageId) {
         if let Some(target) = self.targets.get_mut(&image) {
-            target.take_in_between(&mut self.looker, &mut self.meter);
+            target.take_in_between(&mut self.maps_reader, &mut self.meter);
         }
     }
 
@@ -323,7 +323,7 @@ impl Managed {
         aggregate: &Aggregate,
         dirty: &mut HashSet<u32>,
     ) {
-        self.looker.turn();
+        self.maps_reader.turn();
         self.take_arrivals();
         self.take_read_code();
         self.publish_contexts(programs);
@@ -351,7 +351,7 @@ impl Managed {
                 kept = kept.saturating_add(target.kept_bytes);
             }
             let knew_code = target.knows_code();
-            let had_turn = target.take_turn(&mut self.looker, &mut self.meter, until);
+            let had_turn = target.take_turn(&mut self.maps_reader, &mut self.meter, until);
             target.forget_unsampled();
             let is_current = self.current.get(&target.pid) == Some(image);
             // A process that was never sampled is published when it is.
@@ -457,8 +457,8 @@ impl Managed {
 
     /// The era of a process's generated code in which a sample was taken, by its time.
     pub fn era_of(&mut self, image: ImageId, time: u64) -> u32 {
-        let Self { targets, looker, meter, .. } = self;
-        targets.get_mut(&image).map_or(0, |target| target.era_at(time, looker, meter))
+        let Self { targets, maps_reader, meter, .. } = self;
+        targets.get_mut(&image).map_or(0, |target| target.era_at(time, maps_reader, meter))
     }
 
     /// A stack led to unpublished code, which has called something or not. True while an answer may
@@ -544,7 +544,7 @@ impl Managed {
         self.places_seen = 0;
         let until = Instant::now() + ALL_TOGETHER;
         for target in self.targets.values_mut() {
-            target.take_in(&mut self.looker, until);
+            target.take_in(&mut self.maps_reader, until);
             target.look_at_stubs(&mut self.code_reader);
             target.flushed_addresses = target.sampled.len();
             target.flushed_era = target.runtime.code.era();
@@ -638,9 +638,9 @@ impl Managed {
             }
         }
         loop {
-            self.looker.turn();
+            self.maps_reader.turn();
             for target in self.targets.values_mut() {
-                target.take_in(&mut self.looker, deadline);
+                target.take_in(&mut self.maps_reader, deadline);
                 if Instant::now() + LAST_ANSWERS / 2 > deadline {
                     target.ask_about_what_is_held();
                 }
@@ -682,7 +682,7 @@ impl Managed {
 
     /// Reads of processes' mappings that hung, or were dropped because others hang.
     pub fn unanswered_looks(&self) -> u64 {
-        self.looker.unanswered()
+        self.maps_reader.unanswered()
     }
 
     pub fn totals(&self) -> Totals {

@@ -59,7 +59,7 @@ impl Managed {
             if matches!(target.state, State::Attaching) {
                 self.bridges.withdraw(*image);
             }
-            target.take_in(&mut self.looker, Instant::now() + LAST_WORDS);
+            target.take_in(&mut self.maps_reader, Instant::now() + LAST_WORDS);
             target.keep_last_snapshots(Which::All);
             if let State::Attached(bridge) = std::mem::replace(&mut target.state, State::Ended) {
                 leaving.push(*bridge);
@@ -94,7 +94,7 @@ impl Managed {
         if let Some(image) = self.current.remove(&pid)
             && let Some(target) = self.targets.get_mut(&image)
         {
-            target.take_in(&mut self.looker, Instant::now() + LAST_WORDS);
+            target.take_in(&mut self.maps_reader, Instant::now() + LAST_WORDS);
             target.keep_last_objects();
             target.keep_last_snapshots(Which::OfEnded);
             target.state = State::Ended;

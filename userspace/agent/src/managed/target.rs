@@ -279,10 +279,10 @@ impl Target {
 
     /// Reads the bridge's records since the last turn, while samples are processed: no longer than
     /// [`BETWEEN_TURNS`] from one turn to the next.
-    pub fn take_in_between(&mut self, looker: &mut MapsReader, meter: &mut Meter) {
+    pub fn take_in_between(&mut self, maps_reader: &mut MapsReader, meter: &mut Meter) {
         let begun = Instant::now();
         if self.taking_in < BETWEEN_TURNS && self.credit.is_enough(begun) {
-            self.take_in(looker, begun + BETWEEN_TURNS);
+            self.take_in(maps_reader, begun + BETWEEN_TURNS);
             let used = meter.spent_since(begun);
             self.taking_in += used;
             self.credit.pay(used);
@@ -291,10 +291,10 @@ impl Target {
 
     /// The era of a sample that was taken at this time. Code may have ended, and other code come to
     /// its place, since the records were read last: they are read first.
-    pub fn era_at(&mut self, time: u64, looker: &mut MapsReader, meter: &mut Meter) -> u32 {
+    pub fn era_at(&mut self, time: u64, maps_reader: &mut MapsReader, meter: &mut Meter) -> u32 {
         let is_attached = matches!(self.state, State::Attached(_));
         if is_attached && time > self.runtime.read_at && !self.runtime.code.is_known_at(time) {
-            self.take_in_between(looker, meter);
+            self.take_in_between(maps_reader, meter);
         }
         self.runtime.code.era_of_sample(time)
     }
@@ -302,7 +302,7 @@ impl Target {
     /// Begins the turn of this process: false when it has used up its time.
     pub fn take_turn(
         &mut self,
-        looker: &mut MapsReader,
+        maps_reader: &mut MapsReader,
         meter: &mut Meter,
         until: Instant,
     ) -> bool {
@@ -314,7 +314,7 @@ impl Target {
         self.has_reported = false;
         // Events were taken since the log was read last.
         self.runtime.forget_ended_threads();
-        self.take_in(looker, until.min(begun + BETWEEN_TURNS * 2));
+        self.take_in(maps_reader, until.min(begun + BETWEEN_TURNS * 2));
         self.credit.pay(meter.spent_since(begun));
         true
     }
@@ -334,13 +334,13 @@ impl Target {
     }
 
     /// Reads the bridge's records since the last call, until this time.
-    pub fn take_in(&mut self, looker: &mut MapsReader, until: Instant) {
+    pub fn take_in(&mut self, maps_reader: &mut MapsReader, until: Instant) {
         let State::Attached(bridge) = &mut self.state else { return };
         let runtime = &mut self.runtime;
         runtime.read_at = monotonic_time();
         let most = self.most_bytes;
         let (mut has_reported, mut was_overtaken) = (false, false);
-        let alive = bridge.poll(looker, until, &mut |update| {
+        let alive = bridge.poll(maps_reader, until, &mut |update| {
             match update {
                 Update::Record(record) => {
                     has_reported = true;
@@ -568,8 +568,8 @@ mod tests {
     #[test]
     fn what_was_sampled_before_the_attach_is_of_the_code_that_is_reported() {
         let mut target = Target::new(1, ImageId(1), 0);
-        let (mut looker, mut meter) = (MapsReader::default(), Meter::new());
-        let era = target.era_at(5_000, &mut looker, &mut meter);
+        let (mut maps_reader, mut meter) = (MapsReader::default(), Meter::new());
+        let era = target.era_at(5_000, &mut maps_reader, &mut meter);
         let code = &mut target.runtime.code;
         code.set_time(9_000, 9_000);
         code.insert(0x1000, 0x40, &[], MethodIndex(7));

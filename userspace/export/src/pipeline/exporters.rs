@@ -68,7 +68,7 @@ const MOST_KNOWN: usize = 10_000;
 /// An exporter and the profiles that it will get next.
 struct Pending {
     whose: Whose,
-    outlet: Exporter,
+    exporter: Exporter,
     folder: Option<FolderQueue>,
     /// The total length of the flushes that it holds.
     elapsed: Duration,
@@ -86,24 +86,24 @@ struct Pending {
 
 impl Pending {
     /// `limit` bytes of profiles may wait for its disk.
-    fn new(outlet: Exporter, whose: Whose, limit: usize, surroundings: &Surroundings) -> Self {
+    fn new(exporter: Exporter, whose: Whose, limit: usize, surroundings: &Surroundings) -> Self {
         let warn = |error: &std::io::Error| {
-            tracing::warn!(exporter = outlet.name, %error, "a thread cannot be started");
+            tracing::warn!(exporter = exporter.name, %error, "a thread cannot be started");
         };
-        let folder = match &outlet.way {
+        let folder = match &exporter.output {
             Output::Folder(path) => {
-                FolderQueue::start(&outlet.name, path, limit, surroundings).inspect_err(warn).ok()
+                FolderQueue::start(&exporter.name, path, limit, surroundings).inspect_err(warn).ok()
             }
             Output::Endpoint(_) => None,
         };
-        let unfinished = outlet.spool.as_ref().and_then(|(folder, most)| {
+        let unfinished = exporter.spool.as_ref().and_then(|(folder, most)| {
             UnfinishedQueue::start(folder.clone(), *most, limit, surroundings)
                 .inspect_err(warn)
                 .ok()
         });
         Self {
             whose,
-            outlet,
+            exporter,
             folder,
             elapsed: Duration::ZERO,
             unfinished,
@@ -123,7 +123,7 @@ impl Pending {
 }
 
 pub struct Exporters {
-    outlets: Vec<Pending>,
+    exporters: Vec<Pending>,
     /// By a hash of a target's own variables.
     own: HashMap<u64, Own>,
     /// Whether more than [`MOST_KNOWN`] of them were reported already.
@@ -151,7 +151,7 @@ impl Exporters {
     /// To no exporter so far.
     pub fn new(delivery: Arc<Queues>, network: Handle, surroundings: Surroundings) -> Self {
         Self {
-            outlets: Vec::new(),
+            exporters: Vec::new(),
             own: HashMap::new(),
             has_too_many: false,
             destinations: PipelineSettings::default(),
@@ -178,34 +178,34 @@ impl Exporters {
 
     /// The exporters of these are set up already.
     pub fn configure(&mut self, destinations: PipelineSettings) {
-        let outlets = destinations.exporters.clone();
+        let exporters = destinations.exporters.clone();
         self.destinations = destinations;
         self.own.clear();
         self.has_too_many = false;
         let until = Instant::now() + PATIENCE;
         let mut before: HashMap<String, Sequences> = HashMap::new();
-        for old in self.outlets.drain(..) {
+        for old in self.exporters.drain(..) {
             // Its folder may be opened again.
             if let Some(unfinished) = old.unfinished {
                 unfinished.end(until);
             }
-            before.insert(old.outlet.name, old.sequences);
+            before.insert(old.exporter.name, old.sequences);
         }
-        for outlet in outlets {
-            let sequences = before.remove(&outlet.name).unwrap_or_default();
-            let pending = self.pending(outlet, Whose::All);
-            self.outlets.push(Pending { sequences, ..pending });
+        for exporter in exporters {
+            let sequences = before.remove(&exporter.name).unwrap_or_default();
+            let pending = self.pending(exporter, Whose::All);
+            self.exporters.push(Pending { sequences, ..pending });
         }
     }
 
-    fn pending(&self, outlet: Exporter, whose: Whose) -> Pending {
+    fn pending(&self, exporter: Exporter, whose: Whose) -> Pending {
         let disks = self.destinations.exporters.len().saturating_add(1);
         let limit = self.destinations.waiting / 2 / disks;
-        Pending::new(outlet, whose, limit, &self.surroundings)
+        Pending::new(exporter, whose, limit, &self.surroundings)
     }
 
     /// The exporters that a target's own variables configure, which a rule allows.
-    fn own_outlets(&mut self, wishes: &[Wish], now: Instant) -> u64 {
+    fn own_exporters(&mut self, wishes: &[Wish], now: Instant) -> u64 {
         let mut hasher = DefaultHasher::new();
         for wish in wishes {
             (wish.variable, &wish.value).hash(&mut hasher);
@@ -251,27 +251,27 @@ impl Exporters {
         }
         let (spools, memory) = (self.destinations.spools.clone(), self.destinations.memory);
         match exporter::of(&exporters, spools.as_deref(), memory) {
-            Ok((outlets, plans)) => {
+            Ok((exporters, plans)) => {
                 let mut all = self.destinations.plans.clone();
                 all.extend(plans.iter().cloned());
                 match self.network.block_on(self.delivery.reconfigure(all.clone())) {
                     Ok(()) => {
                         self.destinations.plans = all;
-                        let period = outlets.iter().map(|outlet| outlet.period).max();
+                        let period = exporters.iter().map(|exporter| exporter.period).max();
                         let age = plans.iter().map(|plan| plan.spool_age).max();
                         let waits =
                             period.unwrap_or_default().saturating_add(age.unwrap_or_default());
                         own.lasts = own.lasts.max(waits);
-                        for outlet in outlets {
+                        for exporter in exporters {
                             tracing::info!(
-                                exporter = outlet.name,
+                                exporter = exporter.name,
                                 "a target has its own destination"
                             );
-                            own.names.push(outlet.name.clone());
-                            let mut pending = self.pending(outlet, Whose::Own(key));
+                            own.names.push(exporter.name.clone());
+                            let mut pending = self.pending(exporter, Whose::Own(key));
                             pending.read_left();
-                            self.outlets.push(pending);
-                            self.take_left(self.outlets.len() - 1, Instant::now() + PATIENCE);
+                            self.exporters.push(pending);
+                            self.take_left(self.exporters.len() - 1, Instant::now() + PATIENCE);
                         }
                     }
                     Err(error) => tracing::warn!(%error, "a target's own destination"),
@@ -291,7 +291,7 @@ impl Exporters {
                 state.label_values.borrow_mut().forget();
             }
         }
-        let waiting = self.outlets.iter().filter(|pending| !pending.profiles.is_empty());
+        let waiting = self.exporters.iter().filter(|pending| !pending.profiles.is_empty());
         let waiting: Vec<Whose> = waiting.map(|pending| pending.whose).collect();
         let is_unused = |key: u64, own: &Own| {
             now.saturating_duration_since(own.used) >= own.lasts
@@ -312,7 +312,7 @@ impl Exporters {
                 return;
             }
             self.destinations.plans = plans;
-            self.outlets.retain(|pending| !names.contains(&pending.outlet.name));
+            self.exporters.retain(|pending| !names.contains(&pending.exporter.name));
             self.states.retain(|name, _| !names.contains(name));
             for name in &names {
                 tracing::info!(exporter = name, "no target uses this destination any more");
@@ -328,9 +328,9 @@ impl Exporters {
     pub fn take(&mut self, parcel: &FlushedProfile) {
         let own = match parcel.own_settings.as_slice() {
             [] => None,
-            wishes => Some(self.own_outlets(wishes, Instant::now())),
+            wishes => Some(self.own_exporters(wishes, Instant::now())),
         };
-        for pending in &mut self.outlets {
+        for pending in &mut self.exporters {
             if !pending.whose.takes(own) {
                 continue;
             }
@@ -348,7 +348,7 @@ impl Exporters {
     /// room.
     pub fn send_early(&mut self) {
         loop {
-            let bytes = self.outlets.iter().map(|pending| pending.bytes);
+            let bytes = self.exporters.iter().map(|pending| pending.bytes);
             if bytes.clone().sum::<usize>() <= self.destinations.waiting {
                 return;
             }
@@ -362,13 +362,13 @@ impl Exporters {
     /// what the others hold is on disk when this returns. A period is as many flushes as come nearest
     /// to it: how late one is does not move the next.
     pub fn flushed(&mut self, length: Option<Duration>) {
-        for index in 0..self.outlets.len() {
+        for index in 0..self.exporters.len() {
             // What a disk gave back only now.
             self.take_left(index, Instant::now());
-            let Some(pending) = self.outlets.get_mut(index) else { continue };
+            let Some(pending) = self.exporters.get_mut(index) else { continue };
             let is_over = length.is_some_and(|length| {
                 pending.elapsed = pending.elapsed.saturating_add(length);
-                pending.elapsed + length / 2 >= pending.outlet.period
+                pending.elapsed + length / 2 >= pending.exporter.period
             });
             if is_over {
                 self.send(index);
@@ -380,7 +380,7 @@ impl Exporters {
     }
 
     pub fn send_all(&mut self) {
-        for index in 0..self.outlets.len() {
+        for index in 0..self.exporters.len() {
             self.send(index);
         }
         self.settle();
@@ -390,9 +390,9 @@ impl Exporters {
     pub fn end(&mut self) {
         let until = Instant::now() + LAST_FILES;
         self.send_all();
-        for pending in &self.outlets {
+        for pending in &self.exporters {
             if let Some(folder) = pending.folder.as_ref().filter(|folder| !folder.wait(until)) {
-                let (exporter, profiles) = (&pending.outlet.name, folder.waiting());
+                let (exporter, profiles) = (&pending.exporter.name, folder.waiting());
                 tracing::warn!(exporter, profiles, "not written: its disk does not answer");
             }
         }
@@ -401,21 +401,21 @@ impl Exporters {
     /// Profiles left by a killed process are sent as a shorter period.
     pub fn send_left(&mut self) {
         let until = Instant::now() + PATIENCE;
-        self.outlets.iter_mut().for_each(Pending::read_left);
-        for index in 0..self.outlets.len() {
+        self.exporters.iter_mut().for_each(Pending::read_left);
+        for index in 0..self.exporters.len() {
             self.take_left(index, until);
         }
         self.settle();
     }
 
     fn take_left(&mut self, index: usize, until: Instant) {
-        let Some(pending) = self.outlets.get_mut(index) else { return };
+        let Some(pending) = self.exporters.get_mut(index) else { return };
         let left = pending.unfinished.as_mut().map(|unfinished| unfinished.left(until));
         let left = left.unwrap_or_default();
         if left.is_empty() {
             return;
         }
-        let name = &pending.outlet.name;
+        let name = &pending.exporter.name;
         tracing::info!(exporter = name, profiles = left.len(), "sends an unfinished period");
         for outgoing in left {
             pending.profiles.entry(key_of(&outgoing.origin)).or_default().push(outgoing);
@@ -427,8 +427,8 @@ impl Exporters {
     /// batch yet on its disk; for [`PATIENCE`] at most, and not for a disk that does not answer.
     fn settle(&mut self) {
         let until = Instant::now() + PATIENCE;
-        for pending in &mut self.outlets {
-            if pending.is_sent && self.delivery.wait_for_spool(&pending.outlet.name, until) {
+        for pending in &mut self.exporters {
+            if pending.is_sent && self.delivery.wait_for_spool(&pending.exporter.name, until) {
                 pending.is_sent = false;
                 // It holds only profiles that arrived after the last send.
                 if let Some(unfinished) = pending.unfinished.as_mut() {
@@ -436,7 +436,7 @@ impl Exporters {
                 }
             }
         }
-        for pending in &self.outlets {
+        for pending in &self.exporters {
             if let Some(folder) = &pending.folder {
                 folder.wait(until);
             }
@@ -452,7 +452,7 @@ impl Exporters {
 
     /// Sends the waiting profiles of an exporter.
     fn send(&mut self, index: usize) {
-        let Some(pending) = self.outlets.get_mut(index) else { return };
+        let Some(pending) = self.exporters.get_mut(index) else { return };
         self.sent = self.sent.saturating_add(std::mem::take(&mut pending.bytes));
         pending.elapsed = Duration::ZERO;
         pending.fresh.clear();
@@ -463,20 +463,20 @@ impl Exporters {
         }
         pending.sequences.begin();
         let mut outgoing = Vec::with_capacity(waiting.len());
-        let most = pending.outlet.label_values;
-        let name = pending.outlet.name.clone();
+        let most = pending.exporter.label_values;
+        let name = pending.exporter.name.clone();
         let state = self.states.entry(name).or_insert_with(|| EncoderState::new(most));
         for ((runtime, ..), profiles) in waiting {
             let Some(last) = profiles.last() else { continue };
-            let mut origin = pending.outlet.shaped(&last.origin);
+            let mut origin = pending.exporter.shaped(&last.origin);
             let others = bound(&mut origin, &mut state.label_values.borrow_mut());
             self.cuts.other_values = self.cuts.other_values.saturating_add(others);
-            let times = if pending.outlet.timestamps { Times::Kept } else { Times::Dropped };
+            let times = if pending.exporter.timestamps { Times::Kept } else { Times::Dropped };
             origin.sequence = pending.sequences.next(&runtime);
             let profile = merged(&profiles, times);
             outgoing.push(Outgoing { profile, origin: Arc::new(origin) });
         }
-        match &pending.outlet.way {
+        match &pending.exporter.output {
             Output::Endpoint(backend) => {
                 let encoded = backend.encode(&outgoing, state);
                 self.cuts += encoded.cuts;
@@ -487,11 +487,11 @@ impl Exporters {
                     if bytes > AT_ONCE {
                         bytes = 0;
                         let until = Instant::now() + PATIENCE;
-                        let _ = self.delivery.wait_for_spool(&pending.outlet.name, until);
+                        let _ = self.delivery.wait_for_spool(&pending.exporter.name, until);
                     }
-                    if let Err(error) = self.delivery.enqueue(&pending.outlet.name, batch) {
+                    if let Err(error) = self.delivery.enqueue(&pending.exporter.name, batch) {
                         self.undelivered += 1;
-                        tracing::warn!(exporter = pending.outlet.name, %error, "a batch is lost");
+                        tracing::warn!(exporter = pending.exporter.name, %error, "a batch is lost");
                     }
                 }
             }
@@ -508,8 +508,8 @@ impl Exporters {
     }
 
     pub fn show(&self, figures: &mut Figures) {
-        figures.pending = self.outlets.iter().map(|pending| pending.profiles.len()).sum();
-        let folders = self.outlets.iter().filter_map(|pending| pending.folder.as_ref());
+        figures.pending = self.exporters.iter().map(|pending| pending.profiles.len()).sum();
+        let folders = self.exporters.iter().filter_map(|pending| pending.folder.as_ref());
         figures.files = folders.map(FolderQueue::figures).collect();
         figures.cuts = self.cuts;
         figures.refused_own = self.refused_own;
@@ -580,19 +580,19 @@ mod tests {
         let mut sending = sending();
         let now = Instant::now();
         for token in 0..=MOST_OWN {
-            sending.own_outlets(&wishes(token), now);
+            sending.own_exporters(&wishes(token), now);
         }
-        assert_eq!((sending.outlets.len(), sending.refused_own), (MOST_OWN, 1));
+        assert_eq!((sending.exporters.len(), sending.refused_own), (MOST_OWN, 1));
         sending.forget_unused(now);
         let later = now + Duration::from_secs(24 * 3600);
         for token in [0, MOST_OWN] {
-            sending.own_outlets(&wishes(token), later);
+            sending.own_exporters(&wishes(token), later);
         }
-        assert_eq!((sending.outlets.len(), sending.refused_own), (MOST_OWN, 2));
+        assert_eq!((sending.exporters.len(), sending.refused_own), (MOST_OWN, 2));
         sending.forget_unused(later);
-        assert_eq!((sending.outlets.len(), sending.delivery.health().len()), (1, 1));
-        sending.own_outlets(&wishes(MOST_OWN), later);
-        assert_eq!((sending.outlets.len(), sending.delivery.health().len()), (2, 2));
+        assert_eq!((sending.exporters.len(), sending.delivery.health().len()), (1, 1));
+        sending.own_exporters(&wishes(MOST_OWN), later);
+        assert_eq!((sending.exporters.len(), sending.delivery.health().len()), (2, 2));
         assert_eq!(sending.refused_own, 2);
     }
 
@@ -603,10 +603,10 @@ mod tests {
         let wish =
             |number: usize| [Wish { variable: "PYROSCOPE_AUTH_TOKEN", value: number.to_string() }];
         for number in 0..=MOST_KNOWN {
-            sending.own_outlets(&wish(number), now);
+            sending.own_exporters(&wish(number), now);
         }
         assert_eq!((sending.own.len(), sending.refused_own), (MOST_KNOWN, 1));
         sending.forget_unused(now + LEAST_KEPT);
-        assert!(sending.own.is_empty() && sending.outlets.is_empty());
+        assert!(sending.own.is_empty() && sending.exporters.is_empty());
     }
 }

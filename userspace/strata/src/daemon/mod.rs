@@ -6,7 +6,7 @@
 //! - [`clock`]: the time of periods, also when the clock is set.
 //! - [`runtimes`]: metadata of containers.
 //! - `strata_export`: delivers profiles to the store and to exporters.
-//! - [`shared_status`]: its status, served by [`web`]; [`probes`]: health, whatever else happens.
+//! - [`shared_status`]: its status, served by [`web`]; [`health_port`]: health, whatever else happens.
 //! - [`settings`], [`log`], [`notify`], [`memory`]: the configuration, the log, the service
 //!   manager, and the memory limit.
 //!
@@ -16,10 +16,10 @@
 
 pub mod clock;
 pub mod flushing;
+mod health_port;
 pub mod log;
 pub mod memory;
 pub mod notify;
-mod probes;
 pub mod process_metadata;
 pub mod runtimes;
 pub mod session;

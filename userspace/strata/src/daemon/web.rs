@@ -3,7 +3,7 @@
 //! - A unix socket for root (mode 0660): everything, for `strata status`.
 //! - A TCP port for scrapers and probes: `/metrics` and `/healthz`, which name no process. Any user
 //!   of the host may take the port first: serving there is tried again until it works.
-//!   [`probes`] has the port, and passes on what is no probe.
+//!   [`health_port`] has the port, and passes on what is no probe.
 //!
 //! Invariant: read only, and open to connections at any time. At the limit the oldest connection is
 //! dropped for the newest, so that idle ones block no answer. All of it runs on threads of its
@@ -32,7 +32,7 @@ use tokio::net::{TcpStream, UnixListener};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::AbortHandle;
 
-use super::probes::{self, MOST_CONNECTIONS, PATIENCE};
+use super::health_port::{self, MOST_CONNECTIONS, PATIENCE};
 use super::shared_status::SharedStatus;
 use crate::status::metrics;
 
@@ -139,7 +139,8 @@ pub fn start(
         .context("the status cannot be served")?;
     let (others, connections) = unbounded_channel();
     if let Some(address) = metrics {
-        probes::start(address, status.clone(), others).context("a thread cannot be started")?;
+        health_port::start(address, status.clone(), others)
+            .context("a thread cannot be started")?;
     }
     let serve = move || {
         runtime.block_on(async move {

@@ -33,7 +33,7 @@ pub struct Wanted {
 #[derive(Debug)]
 pub struct Upload {
     wanted: Wanted,
-    outlet: Exporter,
+    exporter: Exporter,
     backend: Backend,
     plan: ExporterSettings,
     /// As the environment has it.
@@ -66,28 +66,28 @@ impl Upload {
             anyhow::anyhow!("{}", problems.join("\n"))
         })?;
         let host = loaded.configuration.host.value;
-        let exporters: Vec<_> = loaded
+        let configured: Vec<_> = loaded
             .configuration
             .exporters
             .into_iter()
             .filter(|exporter| exporter.name == kind)
             .collect();
-        let (mut outlets, mut plans) = exporter::of(&exporters, None, MEMORY)?;
-        let (Some(outlet), Some(plan)) = (outlets.pop(), plans.pop()) else {
+        let (mut exporters, mut plans) = exporter::of(&configured, None, MEMORY)?;
+        let (Some(exporter), Some(plan)) = (exporters.pop(), plans.pop()) else {
             bail!("nothing can be uploaded to {}", wanted.url);
         };
-        let Output::Endpoint(backend) = outlet.way.clone() else {
+        let Output::Endpoint(backend) = exporter.output.clone() else {
             bail!("{} is no server", wanted.url);
         };
         let mut plan = plan;
         // The user waits for the answer.
         plan.keeps_denied = false;
-        Ok(Self { wanted, outlet, backend, plan, host })
+        Ok(Self { wanted, exporter, backend, plan, host })
     }
 
     /// Sends it; returns the message for the user.
     pub fn send(self, profile: &Arc<Profile>) -> Result<String> {
-        let Self { wanted, outlet, backend, plan, host } = self;
+        let Self { wanted, exporter, backend, plan, host } = self;
         let origin = Origin {
             service: wanted.service.clone(),
             env: wanted.env,
@@ -100,7 +100,7 @@ impl Upload {
             architecture: std::env::consts::ARCH.to_owned(),
             ..Origin::default()
         };
-        let origin = Arc::new(outlet.shaped(&origin));
+        let origin = Arc::new(exporter.shaped(&origin));
         let encoded = backend.encode(
             &[Outgoing { profile: profile.clone(), origin }],
             &mut strata_export::EncoderState::default(),
