@@ -270,8 +270,11 @@ fn programs_that_unload_survive_recordings_one_after_the_other() -> Result<()> {
         }
         let counted = counts(&app);
         println!("{version}: % of samples below a stable method {shares:?}, {counted:?}");
-        wrongs.unless(app.is_alive(), || format!("{version}: died, {counted:?}"));
         wrongs.unless(matches!(counted, Ok((_, 0))), || format!("{version}: {counted:?}"));
+        if !app.is_alive() {
+            let ended = app.wait(PATIENCE_OF_ONE)?;
+            wrongs.unless(false, || format!("{version}: {}, {}", ended.status, ended.stderr));
+        }
         wrongs.unless(shares.iter().all(|share| *share > 0), || format!("{version}: {shares:?}"));
     }
     wrongs.none();

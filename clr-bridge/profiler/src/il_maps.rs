@@ -5,6 +5,7 @@ use strata_bridge_protocol::record::IlMap;
 
 use crate::asking;
 use crate::com::info::IlToNative;
+use crate::compilations::Compilations;
 use crate::session::Session;
 
 /// Entries that fit on the stack; for methods with more, the call is repeated with a heap buffer.
@@ -22,6 +23,11 @@ pub fn report(session: &Session, start: u64, function: u64) -> Option<bool> {
     }
     let (found, rejit) = session.info().function_at(start)?;
     if found as u64 != function {
+        return None;
+    }
+    // Both may be used again by code that is being compiled: it is in the runtime's code lists before it
+    // has its GC info, which the runtime reads for a map (3.1 crashes). The method has it once it is whole.
+    if !Compilations::of(session, found, rejit).starts().contains(&(start as usize)) {
         return None;
     }
     report_one(session, found, rejit, start as usize)
