@@ -28,8 +28,8 @@ use crate::kernel::thread_reader::{Cost, Order, Pace, Repeated, Target};
 use crate::random::Random;
 
 /// Of the time, passes may take a CPU for one part in so many: with what the engine needs for them, one
-/// percent. Where others can run between those over all
-/// threads, these take an eighth of it if that is enough, and leave an eighth in any case.
+/// percent. Where others can run between those over all threads, these take an eighth of it if that is
+/// enough, and leave an eighth in any case.
 const SHARE: u32 = 125;
 const SHARE_OF_ALL: u32 = 8 * SHARE;
 const MOST_SHARE_OF_ALL: u32 = 8 * SHARE / 7 + 1;
@@ -63,9 +63,6 @@ const LAST: Duration = Duration::from_secs(2);
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PassFigures {
     pub passes: u64,
-    /// Looks of the engine at them, and orders.
-    pub looks: u64,
-    pub orders: u64,
     /// Readers that were left behind.
     pub abandoned: u64,
     /// Passes that did not begin because too many readers hang, or whose reader failed.
@@ -382,7 +379,6 @@ impl Engine {
         if !self.passes.is_on || Instant::now() < self.passes.next {
             return;
         }
-        self.passes.figures.looks += 1;
         self.take_pass_report();
         let now = Instant::now();
         if self.passes.began.is_some() {
@@ -446,7 +442,6 @@ impl Engine {
     fn order_passes(&mut self, over_all: bool) -> bool {
         let passes = &mut self.passes;
         let order = Order { over_all, repeated: passes.repeated.clone() };
-        passes.figures.orders += 1;
         let pass = Pass { epoch: passes.epoch, previous: passes.previous, ..Pass::default() };
         match self.programs.order_passes(pass, &order) {
             Ok(true) => return true,
