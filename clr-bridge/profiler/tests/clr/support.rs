@@ -209,6 +209,23 @@ impl Target {
         self.line()
     }
 
+    /// Until its thread that burns CPU time has done so many times: its code is compiled, and
+    /// compiled again where it is hot.
+    pub fn until_it_burns(&self) {
+        let slept = |status: String| {
+            let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches:"))?;
+            line.split_whitespace().nth(1)?.parse::<u64>().ok()
+        };
+        eventually("its burning thread", || {
+            let threads = fs::read_dir(format!("/proc/{}/task", self.pid())).ok()?;
+            threads
+                .flatten()
+                .filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok())
+                .filter_map(slept)
+                .find(|times| *times > 200)
+        });
+    }
+
     /// Lets the program end, which it does well and without a word.
     pub fn quit(mut self) {
         assert_eq!(self.tell("quit"), "bye");
