@@ -32,7 +32,7 @@ fn script_quotes_separators_and_escapes_are_inert_everywhere() -> Result<()> {
     let record = strata::record()?.frequency(997).output("p.svg").output("p.folded");
     let recording = record.output("p.perf").output("p.json.gz").start()?;
     let pids: Vec<i32> = running.iter().map(Running::pid).collect();
-    let recorded = recording.finish_when_used(&pids, 0.5);
+    let recorded = recording.finish_when_used(&pids, 0.8);
     let _ = std::fs::remove_file(map);
     let recorded = recorded?;
 

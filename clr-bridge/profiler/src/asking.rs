@@ -34,7 +34,7 @@ fn report_found(session: &Session, ip: u64) -> Option<bool> {
     let (function, rejit) = session.info().function_at(ip)?;
     let reason = Reason::Asked { ip };
     if session.info().is_dynamic(function) {
-        return methods::report_dynamic(session, function, reason);
+        return report_dynamic_found(session, function, ip);
     }
     let named = Named::of(session, function)?;
     let compilations = Compilations::of(session, function, rejit);
@@ -46,6 +46,17 @@ fn report_found(session: &Session, ip: u64) -> Option<bool> {
         }
     }
     None
+}
+
+/// The runtime does not check where code ends: what is found may be a method below the address. When one
+/// has ended, its name is freed before its code is out of the runtime's lists.
+fn report_dynamic_found(session: &Session, function: usize, ip: u64) -> Option<bool> {
+    let compilations = Compilations::of(session, function, 0);
+    let start = *compilations.starts().first()?;
+    if session.lifetimes().is_dead_code(start) || !compilations.code(session, start).contains(ip) {
+        return None;
+    }
+    methods::report_dynamic(session, function, Reason::Asked { ip })
 }
 
 /// Whether the runtime can be asked which function is at an address.

@@ -76,6 +76,11 @@ impl Gate {
 
     /// Waits for the section that is under way. `false`: it did not end in [`LONGEST`].
     pub fn wait_for_section(&self) -> bool {
+        self.wait_for_section_at_most(LONGEST)
+    }
+
+    /// The same, for so many nanoseconds.
+    pub fn wait_for_section_at_most(&self, longest: u64) -> bool {
         let mut until = None;
         loop {
             let swapped =
@@ -84,7 +89,7 @@ impl Gate {
                 return true;
             }
             let now = monotonic_time();
-            let until = *until.get_or_insert(now + LONGEST);
+            let until = *until.get_or_insert(now + longest);
             if now >= until {
                 return false;
             }

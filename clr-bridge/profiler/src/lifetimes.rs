@@ -10,7 +10,15 @@
 //! - *Modules.* From `ModuleUnloadStarted` on, the gate is shut. It stays shut after
 //!   `ModuleUnloadFinished`: the code of the module is in the runtime's lists until the same thread has
 //!   suspended the others to take it out (`LoaderAllocator::GCLoaderAllocators`), and only then its memory
-//!   is freed. `RuntimeResumeFinished` of that suspension, on that thread, opens the gate.
+//!   is freed. `RuntimeResumeFinished` of that suspension, on that thread, opens the gate. A suspension
+//!   that gives way to a collection is reported as resumed, too, before it is begun again
+//!   (src/coreclr/vm/threadsuspend.cpp, `SuspendEE`): only one that was finished counts. A module that
+//!   has ended is not asked about before another is loaded in its place.
+//! - *Suspensions.* What the runtime frees while all of its threads are suspended it guards by nothing else:
+//!   a collection takes out of its lists the code of dynamic methods that ended before, and old tables of
+//!   precompiled methods are freed when the threads are let run (`CleanupCodeHeaps`, `SyncClean`). The
+//!   bridge's own thread is none of them, so the gate is shut from `RuntimeSuspendStarted` to
+//!   `RuntimeResumeStarted`.
 //! - *Lists* of ids are used up within the section that took them, or while [`Lifetimes::unloads`]
 //!   has not changed since: no function of a list reveals what keeps it alive (`List<T>` of the
 //!   core library, made for a type of a collectible module, lives in that module), so all of them
@@ -20,8 +28,10 @@
 //! - *Threads* are listed once. Those that end are noted before, and not queried.
 //! - *Unloads that began before the bridge attached* are waited for: see [`Lifetimes::settle`].
 //!
-//! No runtime lock is held in the callbacks that wait, with one exception: a detached thread's end
-//! is reported under the lock of the thread list. Sections of the threads' gate take no lock.
+//! No runtime lock is held in the callbacks that wait, with two exceptions. A detached thread's end
+//! is reported under the lock of the thread list: sections of the threads' gate take no lock. So is a
+//! suspension, whose threads begin to stop: what sections take is held only where none stops, and a
+//! collection waits no longer than [`SUSPENDING`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -41,11 +51,24 @@ const SETTLING: u64 = 100_000_000;
 /// The thread that unloads may be busy with finalizers forever.
 const SETTLING_MOST: u64 = 3_000_000_000;
 
+/// How long the suspension for a collection waits for a section: in so many slices of so long, of which a
+/// process that is stopped meanwhile loses one.
+const SUSPENDING: u32 = 25;
+const SLICE: u64 = 10_000_000;
+
 /// A thread that sleeps so long after a module's end is not about to free it: its load failed.
 const ABANDONED: u64 = 10_000_000_000;
 
-/// The most ended threads and failed modules tracked.
+/// The most ended threads, ended modules and failed modules tracked.
 const MOST_REMEMBERED: usize = 65_536;
+
+/// A suspension of the runtime's threads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Suspension {
+    None,
+    Begun,
+    Complete,
+}
 
 /// A thread that unloads modules.
 struct Unload {
@@ -54,8 +77,8 @@ struct Unload {
     open: u32,
     /// One of them may have had code.
     has_code: bool,
-    /// The suspension that removes the code has begun.
-    is_suspended: bool,
+    /// The suspension that removes the code.
+    suspension: Suspension,
     since: u64,
 }
 
@@ -69,8 +92,12 @@ pub struct Lifetimes {
     unloads: AtomicU64,
     unloading: Mutex<Vec<Unload>>,
     is_unloading: AtomicBool,
+    /// The runtime suspends its threads, or has.
+    is_suspended: AtomicBool,
     /// Modules whose load is under way or failed.
     half_loaded: Mutex<Table<()>>,
+    /// Modules whose end was reported.
+    ended_modules: Mutex<Table<()>>,
     dead_code: Mutex<DeadCode>,
     has_dead_code: AtomicBool,
     /// `None` once all threads have been listed, or there were too many.
@@ -82,6 +109,15 @@ pub struct Lifetimes {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Notes an id, unless there is no memory.
+fn remember(ids: &Mutex<Table<()>>, id: usize) {
+    let mut ids = lock(ids);
+    if ids.len() >= MOST_REMEMBERED {
+        ids.clear();
+    }
+    let _ = ids.insert(id as u64, ());
 }
 
 impl Lifetimes {
@@ -99,7 +135,9 @@ impl Lifetimes {
             unloads: AtomicU64::new(0),
             unloading: Mutex::new(Vec::new()),
             is_unloading: AtomicBool::new(false),
+            is_suspended: AtomicBool::new(false),
             half_loaded: Mutex::new(Table::new()),
+            ended_modules: Mutex::new(Table::new()),
             dead_code: Mutex::new(DeadCode::new()),
             has_dead_code: AtomicBool::new(false),
             ended_threads: Mutex::new(Some(Table::new())),
@@ -160,7 +198,7 @@ impl Lifetimes {
                     tid,
                     open: 0,
                     has_code: false,
-                    is_suspended: false,
+                    suspension: Suspension::None,
                     since: 0,
                 });
                 unloading.len() - 1
@@ -183,35 +221,64 @@ impl Lifetimes {
     /// A module ends. When this returns, no id of it is in use. `false`: the wait timed out.
     pub fn module_unload_started(&self, tid: u32, module: usize) -> bool {
         let has_code = lock(&self.half_loaded).remove(module as u64).is_none();
+        remember(&self.ended_modules, module);
         self.unload_of(tid, |unload| {
             unload.open += 1;
             unload.has_code |= has_code;
-            unload.is_suspended = false;
+            unload.suspension = Suspension::None;
         });
         self.unloads.fetch_add(1, Ordering::SeqCst);
         self.code.wait_for_section()
     }
 
-    pub fn module_unload_finished(&self, tid: u32) {
+    /// `false`: the wait for a section timed out.
+    pub fn module_unload_finished(&self, tid: u32) -> bool {
         // Without a start it began before the bridge attached.
-        self.unload_of(tid, |unload| {
-            unload.has_code |= unload.open == 0;
+        let began_before = self.unload_of(tid, |unload| {
+            let began_before = unload.open == 0;
+            unload.has_code |= began_before;
             unload.open = unload.open.saturating_sub(1);
             unload.since = monotonic_time();
+            began_before
         });
         let mut unloading = lock(&self.unloading);
         self.end_unload(&mut unloading, |unload| {
             unload.tid == tid && unload.open == 0 && !unload.has_code
         });
+        drop(unloading);
+        began_before == Some(false) || self.code.wait_for_section()
     }
 
-    pub fn suspend_started(&self, tid: u32, reason: u32) {
-        if reason == SUSPENDED_TO_UNLOAD {
-            self.unload_of(tid, |unload| {
-                unload.is_suspended = true;
-                unload.since = monotonic_time();
-            });
-            self.unloads.fetch_add(1, Ordering::SeqCst);
+    /// When this returns, no section runs. `false`: the wait timed out.
+    pub fn suspend_started(&self, tid: u32, reason: u32) -> bool {
+        if !self.is_suspended.swap(true, Ordering::SeqCst) {
+            self.code.shut();
+        }
+        if reason != SUSPENDED_TO_UNLOAD {
+            return (0..SUSPENDING).any(|_| self.code.wait_for_section_at_most(SLICE));
+        }
+        self.unload_of(tid, |unload| {
+            unload.suspension = Suspension::Begun;
+            unload.since = monotonic_time();
+        });
+        self.unloads.fetch_add(1, Ordering::SeqCst);
+        self.code.wait_for_section()
+    }
+
+    /// All threads stand still: the suspension was not given up.
+    pub fn suspend_finished(&self, tid: u32) {
+        if self.is_unloading.load(Ordering::SeqCst)
+            && let Some(unload) = lock(&self.unloading).iter_mut().find(|unload| unload.tid == tid)
+            && unload.suspension == Suspension::Begun
+        {
+            unload.suspension = Suspension::Complete;
+        }
+    }
+
+    /// The threads are let run, after a suspension or one that was given up.
+    pub fn resume_started(&self) {
+        if self.is_suspended.swap(false, Ordering::SeqCst) {
+            self.code.open();
         }
     }
 
@@ -219,7 +286,8 @@ impl Lifetimes {
         if self.is_unloading.load(Ordering::SeqCst) {
             let mut unloading = lock(&self.unloading);
             self.end_unload(&mut unloading, |unload| {
-                unload.tid == tid && unload.open == 0 && unload.is_suspended
+                let is_out = unload.suspension == Suspension::Complete;
+                unload.tid == tid && unload.open == 0 && is_out
             });
         }
     }
@@ -233,18 +301,26 @@ impl Lifetimes {
     }
 
     pub fn module_load_started(&self, module: usize) {
-        let mut half_loaded = lock(&self.half_loaded);
-        if half_loaded.len() >= MOST_REMEMBERED {
-            half_loaded.clear();
-        }
         // Without memory its callback arrives all the same.
-        let _ = half_loaded.insert(module as u64, ());
+        remember(&self.half_loaded, module);
+        lock(&self.ended_modules).remove(module as u64);
     }
 
     pub fn module_load_finished(&self, module: usize, loaded: bool) {
         if loaded {
             lock(&self.half_loaded).remove(module as u64);
+            lock(&self.ended_modules).remove(module as u64);
         }
+    }
+
+    /// A callback names a module that is alive.
+    pub fn module_lives(&self, module: usize) {
+        lock(&self.ended_modules).remove(module as u64);
+    }
+
+    /// Whether a module has ended, and none was loaded in its place.
+    pub fn has_ended(&self, module: usize) -> bool {
+        lock(&self.ended_modules).get(module as u64).is_some()
     }
 
     pub fn is_half_loaded(&self, module: usize) -> bool {
@@ -346,14 +422,65 @@ mod tests {
         assert!(!is_open(&lifetimes));
         // A collection, and another thread's.
         lifetimes.suspend_started(FINALIZER, 1);
-        lifetimes.resume_finished(FINALIZER);
+        lifetimes.suspend_finished(FINALIZER);
+        resume(&lifetimes);
         lifetimes.resume_finished(8);
         assert!(!is_open(&lifetimes));
+        // The suspension gives way to a collection, and is begun again.
         lifetimes.suspend_started(FINALIZER, SUSPENDED_TO_UNLOAD);
+        resume(&lifetimes);
         assert!(!is_open(&lifetimes));
-        lifetimes.resume_finished(FINALIZER);
+        suspend_and_resume(&lifetimes);
         assert!(is_open(&lifetimes));
         assert!(lifetimes.unloads() > before);
+    }
+
+    fn resume(lifetimes: &Lifetimes) {
+        lifetimes.resume_started();
+        lifetimes.resume_finished(FINALIZER);
+    }
+
+    fn suspend_and_resume(lifetimes: &Lifetimes) {
+        lifetimes.suspend_started(FINALIZER, SUSPENDED_TO_UNLOAD);
+        assert!(!is_open(lifetimes));
+        lifetimes.suspend_finished(FINALIZER);
+        resume(lifetimes);
+    }
+
+    #[test]
+    fn nothing_is_asked_while_the_runtimes_threads_are_suspended() {
+        let lifetimes = Lifetimes::new(false);
+        let section = lifetimes.code().enter();
+        std::thread::scope(|scope| {
+            let suspends = scope.spawn(|| {
+                assert!(lifetimes.suspend_started(8, 1));
+                assert!(!is_open(&lifetimes));
+            });
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert!(!suspends.is_finished());
+            drop(section);
+        });
+        lifetimes.suspend_finished(8);
+        lifetimes.resume_started();
+        assert!(is_open(&lifetimes));
+        // The end of one whose start was missed.
+        lifetimes.resume_started();
+        assert!(is_open(&lifetimes));
+        // One that does not end delays no collection for long.
+        let _section = lifetimes.code().enter();
+        assert!(!lifetimes.suspend_started(8, 1));
+    }
+
+    #[test]
+    fn a_module_that_has_ended_is_not_asked_about_before_another_has_its_place() {
+        let lifetimes = Lifetimes::new(false);
+        lifetimes.module_unload_started(FINALIZER, 1);
+        assert!(lifetimes.has_ended(1) && !lifetimes.has_ended(2));
+        lifetimes.module_load_started(1);
+        assert!(!lifetimes.has_ended(1));
+        lifetimes.module_unload_started(FINALIZER, 1);
+        lifetimes.module_lives(1);
+        assert!(!lifetimes.has_ended(1));
     }
 
     #[test]
@@ -380,13 +507,10 @@ mod tests {
         // Its second half only.
         lifetimes.module_unload_finished(FINALIZER);
         assert!(!is_open(&lifetimes));
-        lifetimes.suspend_started(FINALIZER, SUSPENDED_TO_UNLOAD);
-        lifetimes.resume_finished(FINALIZER);
+        suspend_and_resume(&lifetimes);
         assert!(is_open(&lifetimes));
         // Its suspension only.
-        lifetimes.suspend_started(FINALIZER, SUSPENDED_TO_UNLOAD);
-        assert!(!is_open(&lifetimes));
-        lifetimes.resume_finished(FINALIZER);
+        suspend_and_resume(&lifetimes);
         assert!(is_open(&lifetimes));
     }
 

@@ -25,6 +25,9 @@ pub fn module(session: &Session, id: usize) -> Option<Module> {
     if let Some(module) = session.known().module(id) {
         return Some(module);
     }
+    if session.lifetimes().has_ended(id) {
+        return None;
+    }
     report(session, id)
 }
 

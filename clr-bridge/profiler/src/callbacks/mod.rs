@@ -181,7 +181,10 @@ unsafe extern "C" fn module_attached_to_assembly(
     module: usize,
     _assembly: usize,
 ) -> HResult {
-    lifetime(Session::module_came);
+    lifetime(|session| {
+        session.lifetimes().module_lives(module);
+        session.module_came();
+    });
     event(|session| {
         if session.is_reporting() {
             modules::module(session, module);
@@ -213,18 +216,27 @@ unsafe extern "C" fn module_unload_finished(
     _module: usize,
     _status: HResult,
 ) -> HResult {
-    lifetime(|session| session.lifetimes().module_unload_finished(tasks::own()))
+    lifetime(|session| {
+        session.count_awaited(session.lifetimes().module_unload_finished(tasks::own()));
+    })
 }
 
 unsafe extern "C" fn runtime_suspend_started(_this: *mut c_void, reason: u32) -> HResult {
     lifetime(|session| {
-        session.lifetimes().suspend_started(tasks::own(), reason);
+        session.count_awaited(session.lifetimes().suspend_started(tasks::own(), reason));
         session.events().duty_cycle.suspends(reason);
     })
 }
 
 unsafe extern "C" fn runtime_suspend_finished(_this: *mut c_void) -> HResult {
-    lifetime(|session| session.events().duty_cycle.suspended())
+    lifetime(|session| {
+        session.lifetimes().suspend_finished(tasks::own());
+        session.events().duty_cycle.suspended();
+    })
+}
+
+unsafe extern "C" fn runtime_resume_started(_this: *mut c_void) -> HResult {
+    lifetime(|session| session.lifetimes().resume_started())
 }
 
 unsafe extern "C" fn runtime_resume_finished(_this: *mut c_void) -> HResult {

@@ -46,6 +46,7 @@ mod slot {
     pub const THREAD_ASSIGNED_TO_OS_THREAD: usize = 31;
     pub const RUNTIME_SUSPEND_STARTED: usize = 42;
     pub const RUNTIME_SUSPEND_FINISHED: usize = 43;
+    pub const RUNTIME_RESUME_STARTED: usize = 45;
     pub const RUNTIME_RESUME_FINISHED: usize = 46;
     pub const EXCEPTION_THROWN: usize = 54;
     // ICorProfilerCallback2: 72 to 79
@@ -95,6 +96,7 @@ static TABLE: Table = table! {
     THREAD_ASSIGNED_TO_OS_THREAD => thread_assigned_to_os_thread,
     RUNTIME_SUSPEND_STARTED => runtime_suspend_started,
     RUNTIME_SUSPEND_FINISHED => runtime_suspend_finished,
+    RUNTIME_RESUME_STARTED => runtime_resume_started,
     RUNTIME_RESUME_FINISHED => runtime_resume_finished,
     EXCEPTION_THROWN => exception_thrown,
     THREAD_NAME_CHANGED => thread_name_changed,

@@ -44,7 +44,13 @@ const TRIES: usize = 6;
 const BOUND: f64 = 0.5;
 
 /// What a daemon samples.
-const TYPES: [&[&str]; 3] = [&["cpu"], &["cpu", "wall"], &["cpu", "wall", "off_cpu"]];
+const TYPES: [&[&str]; 5] = [
+    &["cpu"],
+    &["cpu", "wall"],
+    &["cpu", "wall", "off_cpu"],
+    &["cpu", "exceptions", "locks"],
+    &["cpu", "exceptions", "locks", "allocations", "heap", "gc"],
+];
 
 /// Rows of the table, beside one for each set of types, and its columns.
 const NOTHING: &str = "nothing";
@@ -249,7 +255,7 @@ type Pair = (Measured, Latencies, Measured);
 
 pub fn measure(effort: Effort) -> Result<Vec<Figure>> {
     let mut server = Server::start()?;
-    let mut all: [Vec<Pair>; 3] = Default::default();
+    let mut all: [Vec<Pair>; TYPES.len()] = Default::default();
     for _ in 0..effort.pairs * TYPES.len() * TRIES {
         // The one that has fewest, so that a busy while of the machine falls on all of them.
         let Some((types, own)) = TYPES.iter().zip(&mut all).min_by_key(|(_, own)| own.len()) else {
@@ -289,7 +295,7 @@ pub fn measure(effort: Effort) -> Result<Vec<Figure>> {
     Ok(figures(&all, server.half_speed))
 }
 
-fn figures(all: &[Vec<Pair>; 3], half_speed: f64) -> Vec<Figure> {
+fn figures(all: &[Vec<Pair>; TYPES.len()], half_speed: f64) -> Vec<Figure> {
     let attaches: Vec<&Pair> = all.iter().flatten().collect();
     let medians = |of: &dyn Fn(&Pair) -> f64| {
         median(&attaches.iter().map(|pair| of(pair)).collect::<Vec<_>>())
@@ -427,15 +433,15 @@ mod tests {
             daemon: 2.0,
         };
         let pair = (measured(1000.0, 4.0), latencies(9.0), measured(990.0, 5.0));
-        let all = [0; 3].map(|_| vec![pair, pair]);
+        let all = TYPES.map(|_| vec![pair, pair]);
         let text = table(&figures(&all, 500.0)).expect("a table");
         let rows: Vec<&str> = text.lines().skip(4).collect();
-        assert_eq!(rows.len(), 5);
+        assert_eq!(rows.len(), 7);
         assert!(
             rows[0].starts_with("| nothing |  |  |  |  | 1.00 |") && rows[0].ends_with("| 4.00 |")
         );
         assert!(rows[2].starts_with("| cpu,wall | 0.10 % | 2.00 % | +1.01 ± 0.00 % |"), "{text}");
-        assert!(rows[4].ends_with("| 9.00 (+5.00 ± 0.00) |"), "{text}");
+        assert!(rows[6].ends_with("| 9.00 (+5.00 ± 0.00) |"), "{text}");
         assert_eq!(table(&[]), None);
     }
 }
