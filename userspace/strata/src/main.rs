@@ -42,7 +42,7 @@ fn helper(arguments: &[OsString]) -> Option<std::io::Result<()>> {
     let first = arguments.get(1)?.to_str()?;
     // A part of the recording, with its priority.
     if first == thread_reader::ARGUMENT {
-        return Some(thread_reader::run());
+        return Some(thread_reader::process::run());
     }
     if first.starts_with("internal-") {
         // Parsing can wait; only the recording itself goes before others.

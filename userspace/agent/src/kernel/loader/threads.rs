@@ -14,7 +14,8 @@ use strata_abi::tables::{Pass, READERS, SEEN_THREADS, Walking};
 use super::quarantine::Quarantine;
 use super::{HotValue, LoadError, Programs, map, program};
 use crate::blocking_reader::{Owner, ROOT, owner_of};
-use crate::kernel::thread_reader::{self, Cost, Ending, Order, Reader};
+use crate::kernel::thread_reader::client::{Ending, Reader};
+use crate::kernel::thread_reader::{Cost, Order, iterator};
 use crate::kernel::type_info::KernelTypes;
 
 const PROGRAM: &str = "walk_threads";
@@ -142,7 +143,7 @@ impl Threads {
         let threads: &mut Iter = program(ebpf, PROGRAM)?;
         threads.load("task", &types).map_err(LoadError::Walker)?;
         let fd = threads.fd().map_err(named)?;
-        thread_reader::check(fd.as_fd()).map_err(LoadError::Walk)?;
+        iterator::check(fd.as_fd()).map_err(LoadError::Walk)?;
         let walker = fd.as_fd().try_clone_to_owned().map_err(LoadError::Walk)?;
         if with_ended {
             let program: &mut BtfTracePoint = program(ebpf, ENDED)?;
