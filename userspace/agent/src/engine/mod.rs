@@ -188,6 +188,7 @@ impl Engine {
             stalled: stalled_cpus::Watch::default(),
             failing: None,
         };
+        let cpus = programs.cpus().len();
         let mut managed = Managed::new(options.managed, options.signatures);
         managed.want_events(managed::events::Wanted {
             kinds: options.kinds,
@@ -211,7 +212,7 @@ impl Engine {
             waits,
             heaps: Heaps::default(),
             wall,
-            passes: Passes::new(options.frequencies.of(Kind::Wall)),
+            passes: Passes::new(options.frequencies.of(Kind::Wall), cpus),
             heads: [None, None, None, None],
             eviction: Eviction::new(),
             turn: Turn { now: Instant::now(), has_more: false, took_some: false, records_until: 0 },

@@ -13,9 +13,9 @@ use crate::kernel::thread_reader::{Cost, Pace};
 /// Of the time, passes may take a CPU for one part in so many: with what the engine needs for them, one
 /// percent. Where others can run between those over all threads, these take an eighth of it if that is
 /// enough, and leave an eighth in any case.
-pub(super) const SHARE: u32 = 125;
-const SHARE_OF_ALL: u32 = 8 * SHARE;
-const MOST_SHARE_OF_ALL: u32 = 8 * SHARE / 7 + 1;
+const OF_ONE: u32 = 125;
+/// And all CPUs together for one part in so many: of few, it is more that programs lack.
+const OF_ALL_CPUS: u32 = 500;
 /// A look at a thread costs a small part of sending it.
 const OF_SENDING: u32 = 16;
 /// From one pass over all threads to the next at least, where others run between them: a thread is active
@@ -24,8 +24,8 @@ const LEAST_PAUSE: Duration = Duration::from_secs(1);
 /// The same at most, while its share of a CPU allows it; from one that sends every thread in any case,
 /// because unwind tables are loaded for what it meets.
 pub(super) const MOST_PAUSE: Duration = Duration::from_secs(2);
-/// What passes that send every thread are paid for afterwards at most: some twelve seconds.
-const MOST_OWED: Duration = Duration::from_millis(80);
+/// For what passes cost that send every thread, others pause for so long afterwards at most.
+const MOST_OWED: Duration = Duration::from_secs(10);
 /// Taking a record costs this at most: what takes longer had to wait for a CPU.
 pub(super) const MOST_TAKING: Duration = Duration::from_micros(100);
 
@@ -39,6 +39,8 @@ pub(super) struct OverAll {
 
 /// What passes may use.
 pub(super) struct CpuShare {
+    /// A CPU is theirs for one part in so many of the time.
+    one_in: u32,
     /// From one pass to the next, as it is wanted.
     interval: Duration,
     /// From the last pass to the next, as its cost allows.
@@ -63,8 +65,10 @@ pub(super) struct CpuShare {
 }
 
 impl CpuShare {
-    pub(super) fn new(frequency: u32) -> Self {
+    pub(super) fn new(frequency: u32, cpus: usize) -> Self {
+        let cpus = u32::try_from(cpus).unwrap_or(u32::MAX).max(1);
         Self {
+            one_in: (OF_ALL_CPUS / cpus).max(OF_ONE),
             interval: interval_of(frequency),
             next_interval: Duration::ZERO,
             only_all: false,
@@ -99,7 +103,7 @@ impl CpuShare {
 
     /// How soon after a pass over all threads the share allows the next one, if none run between them.
     pub(super) fn least_all_pause(&self) -> Duration {
-        self.all_cost * SHARE
+        self.all_cost * self.one_in
     }
 
     /// What the next pass over all threads will cost.
@@ -163,7 +167,7 @@ impl CpuShare {
             self.owe(std::mem::take(&mut taking));
         }
         let cost = reading + taking;
-        let share = if self.only_all { SHARE } else { MOST_SHARE_OF_ALL };
+        let share = if self.only_all { self.one_in } else { 8 * self.one_in / 7 + 1 };
         self.follows_all = true;
         if sends_all {
             self.all_cost = cost;
@@ -174,7 +178,7 @@ impl CpuShare {
             self.all_cost = cost + std::mem::take(&mut self.owed);
             self.next_cost = cost;
             let least = (self.all_cost * share).max(self.interval);
-            let wanted = (cost * SHARE_OF_ALL).clamp(LEAST_PAUSE, MOST_PAUSE);
+            let wanted = (cost * (8 * self.one_in)).clamp(LEAST_PAUSE, MOST_PAUSE);
             let wanted = if self.only_all { least } else { wanted };
             self.all_pause = wanted.max(least);
         }
@@ -183,7 +187,7 @@ impl CpuShare {
 
     /// One that is repeated all the time puts off no pass for ever longer.
     fn owe(&mut self, cost: Duration) {
-        self.owed = (self.owed + cost).min(MOST_OWED);
+        self.owed = (self.owed + cost).min(MOST_OWED / self.one_in);
     }
 
     /// The pace of passes over active threads.
@@ -199,8 +203,8 @@ impl CpuShare {
         } else {
             self.all_cost.as_secs_f64() / self.all_pause.as_secs_f64()
         };
-        let left = f64::from(SHARE).recip() - of_all;
-        left.max(f64::from(SHARE_OF_ALL).recip()).recip().ceil() as u32
+        let left = f64::from(self.one_in).recip() - of_all;
+        left.max(f64::from(8 * self.one_in).recip()).recip().ceil() as u32
     }
 }
 
@@ -214,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_pass_that_sends_every_thread_is_paid_for_by_the_second_one() {
-        let mut share = CpuShare::new(20);
+        let mut share = CpuShare::new(20, 8);
         share.only_all = true;
         let mut pause = |reading: u64, taking: u64, sends_all| {
             share.taking += Duration::from_millis(taking);
@@ -229,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_dear_pass_over_active_threads_is_no_cost_of_those_over_all() {
-        let mut share = CpuShare::new(20);
+        let mut share = CpuShare::new(20, 8);
         let repeated = Cost { nanos: 500_000, passes: 1, refused: 0 };
         share.end(Duration::from_millis(50), true);
         assert_eq!(share.all_pause, MOST_PAUSE);
@@ -245,13 +249,13 @@ mod tests {
         share.taking = Duration::ZERO;
         share.end(Duration::from_millis(1), false);
         let paid = (MOST_PAUSE + share.all_pause).as_secs_f64() / 0.091;
-        let most = f64::from(MOST_SHARE_OF_ALL);
+        let most = f64::from(8 * OF_ONE / 7 + 1);
         assert!((most - 1.0..most + 1.0).contains(&paid), "{paid}");
     }
 
     #[test]
     fn every_thread_sent_again_and_again_puts_off_no_pass_for_ever() {
-        let mut share = CpuShare::new(20);
+        let mut share = CpuShare::new(20, 8);
         for _ in 0..100 {
             share.end(Duration::from_millis(50), true);
         }
@@ -264,14 +268,16 @@ mod tests {
 
     #[test]
     fn passes_over_all_threads_and_over_active_ones_share_a_part_of_a_cpu() {
-        for cost in [10, 200, 2_000, 5_000, 20_000, 200_000].map(Duration::from_micros) {
-            let mut share = CpuShare::new(20);
-            share.end(cost, false);
-            let of_all = cost.as_secs_f64() / share.all_pause.as_secs_f64();
-            let of_active = f64::from(share.one_in_of_active()).recip();
-            println!("{cost:?}: {of_all:.5} for all, {of_active:.5} for active ones");
-            assert!(of_all + of_active <= 1.001 / f64::from(SHARE));
-            assert!(of_active >= 0.999 / f64::from(SHARE_OF_ALL));
+        for (cpus, most) in [(1, 0.002), (2, 0.004), (3, 0.006), (4, 0.008), (64, 0.008)] {
+            for cost in [10, 200, 2_000, 5_000, 20_000, 200_000].map(Duration::from_micros) {
+                let mut share = CpuShare::new(20, cpus);
+                share.end(cost, false);
+                let of_all = cost.as_secs_f64() / share.all_pause.as_secs_f64();
+                let of_active = f64::from(share.one_in_of_active()).recip();
+                println!("{cost:?}: {of_all:.5} for all, {of_active:.5} for active ones");
+                assert!(of_all + of_active <= 1.005 * most);
+                assert!(of_active >= 0.995 * most / 8.0);
+            }
         }
     }
 }

@@ -64,10 +64,10 @@ pub(super) struct Passes {
 }
 
 impl Passes {
-    pub(super) fn new(frequency: u32) -> Self {
+    pub(super) fn new(frequency: u32, cpus: usize) -> Self {
         Self {
             is_on: false,
-            schedule: Schedule::new(frequency),
+            schedule: Schedule::new(frequency, cpus),
             epoch: 1,
             previous: 0,
             current: 0,
@@ -393,7 +393,7 @@ mod tests {
 
     #[test]
     fn a_thread_whose_record_was_lost_counts_from_the_last_complete_pass() {
-        let mut passes = Passes::new(20);
+        let mut passes = Passes::new(20, 8);
         let previous = [(1, false), (2, true), (3, true), (4, false)].map(|(began, lost_some)| {
             passes.current = began;
             passes.began = Some(Instant::now());

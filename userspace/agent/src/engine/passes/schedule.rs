@@ -60,10 +60,10 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    pub(super) fn new(frequency: u32) -> Self {
+    pub(super) fn new(frequency: u32, cpus: usize) -> Self {
         let now = Instant::now();
         Self {
-            share: CpuShare::new(frequency),
+            share: CpuShare::new(frequency, cpus),
             next: now,
             earliest: now,
             active: ActiveThreads::default(),
@@ -246,7 +246,7 @@ impl Schedule {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cpu_share::{MOST_PAUSE, MOST_TAKING, SHARE};
+    use super::super::cpu_share::{MOST_PAUSE, MOST_TAKING};
     use super::*;
 
     fn cost(micros: u64) -> Cost {
@@ -260,7 +260,7 @@ mod tests {
 
     /// After the first pass, which sent every thread.
     fn after_first_pass(began: Instant, cost: Cost) -> Schedule {
-        let mut schedule = Schedule::new(20);
+        let mut schedule = Schedule::new(20, 8);
         schedule.begin_over_all(began);
         end(&mut schedule, began, cost);
         schedule
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn what_is_repeated_is_ordered_again_only_where_it_is_another() {
-        let mut schedule = Schedule::new(20);
+        let mut schedule = Schedule::new(20, 8);
         let now = Instant::now();
         end(&mut schedule, now, cost(100));
         let (one, two) = (vec![Target::Thread(1)], vec![Target::Thread(1), Target::Thread(2)]);
@@ -293,7 +293,7 @@ mod tests {
     fn between_passes_over_all_threads_only_those_that_moved_are_walked() {
         let none = |_: u32| 0;
         let began = Instant::now();
-        assert_eq!(Schedule::new(20).choose(began, none), Choice::All);
+        assert_eq!(Schedule::new(20, 8).choose(began, none), Choice::All);
         let mut schedule = after_first_pass(began, cost(20_000));
         schedule.note_moved(1, 1, 5, true);
         let second = began + MOST_PAUSE;
@@ -340,13 +340,13 @@ mod tests {
 
     #[test]
     fn a_new_thread_brings_no_pass_before_the_share_of_a_cpu_allows_it() {
-        let mut schedule = Schedule::new(20);
+        let mut schedule = Schedule::new(20, 8);
         schedule.wants_all = false;
         schedule.all_sent = 0;
         schedule.take_report(Cost { refused: 1, ..cost(0) }, None);
         let began = Instant::now();
         end(&mut schedule, began, cost(30_000));
-        let allowed = began + Duration::from_millis(30) * SHARE;
+        let allowed = began + Duration::from_millis(30) * 125;
         for tid in 0..100 {
             schedule.next = began + Duration::from_secs(3600);
             schedule.note_moved(7, tid, 1, true);
