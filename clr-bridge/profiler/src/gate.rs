@@ -19,8 +19,9 @@ const IS_AWAITED: u32 = 2;
 
 /// The longest wait for a section: one runtime call needs microseconds, and more only when its
 /// thread does not get the CPU. It guards against a deadlock through an unknown lock of the
-/// runtime's.
-const LONGEST: u64 = 10_000_000_000;
+/// runtime's. In slices: of these a process that is stopped meanwhile, with the section, loses one.
+const LONGEST: u32 = 1_000;
+const SLICE: u64 = 10_000_000;
 
 /// **Invariant:** sections are entered by one thread only.
 pub struct Gate {
@@ -79,8 +80,12 @@ impl Gate {
         self.wait_for_section_at_most(LONGEST)
     }
 
-    /// The same, for so many nanoseconds.
-    pub fn wait_for_section_at_most(&self, longest: u64) -> bool {
+    /// The same, for so many hundredths of a second.
+    pub fn wait_for_section_at_most(&self, slices: u32) -> bool {
+        (0..slices).any(|_| self.wait_for_a_slice())
+    }
+
+    fn wait_for_a_slice(&self) -> bool {
         let mut until = None;
         loop {
             let swapped =
@@ -89,7 +94,7 @@ impl Gate {
                 return true;
             }
             let now = monotonic_time();
-            let until = *until.get_or_insert(now + longest);
+            let until = *until.get_or_insert(now + SLICE);
             if now >= until {
                 return false;
             }

@@ -30,8 +30,9 @@
 //!
 //! No runtime lock is held in the callbacks that wait, with two exceptions. A detached thread's end
 //! is reported under the lock of the thread list: sections of the threads' gate take no lock. So is a
-//! suspension, whose threads begin to stop: what sections take is held only where none stops, and a
-//! collection waits no longer than [`SUSPENDING`].
+//! suspension, whose threads begin to stop: it waits no longer than [`SUSPENDING`]. **Invariant:** sections
+//! take only locks of the runtime's that none of its threads stops with (`CRST_UNSAFE_ANYMODE`,
+//! `CRST_GC_NOTRIGGER_WHEN_TAKEN`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -51,10 +52,8 @@ const SETTLING: u64 = 100_000_000;
 /// The thread that unloads may be busy with finalizers forever.
 const SETTLING_MOST: u64 = 3_000_000_000;
 
-/// How long the suspension for a collection waits for a section: in so many slices of so long, of which a
-/// process that is stopped meanwhile loses one.
+/// How long a suspension waits for a section, in hundredths of a second.
 const SUSPENDING: u32 = 25;
-const SLICE: u64 = 10_000_000;
 
 /// A thread that sleeps so long after a module's end is not about to free it: its load failed.
 const ABANDONED: u64 = 10_000_000_000;
@@ -167,10 +166,16 @@ impl Lifetimes {
         self.unloads.load(Ordering::SeqCst)
     }
 
-    /// Whether unloads that began before the bridge came are over. The thread that unloads is the
-    /// runtime's finalizer: when it sleeps a while after the first callback that the bridge got, it
-    /// is not between a callback that the bridge did not get and the unload that it precedes.
-    pub fn settle(&self, now: u64, finalizer_sleeps: impl FnOnce() -> bool) -> bool {
+    /// Whether unloads and suspensions that began before the bridge came are over. The thread that unloads
+    /// is the runtime's finalizer: when it sleeps a while after the first callback that the bridge got, it
+    /// is not between a callback that the bridge did not get and the unload that it precedes. It sleeps
+    /// in a long collection, too: `no_suspension` returns when none of before is under way.
+    pub fn settle(
+        &self,
+        now: u64,
+        finalizer_sleeps: impl FnOnce() -> bool,
+        no_suspension: impl FnOnce(),
+    ) -> bool {
         if self.is_settled.load(Ordering::Relaxed) {
             return true;
         }
@@ -179,6 +184,7 @@ impl Lifetimes {
         if passed < SETTLING || (passed < SETTLING_MOST && !finalizer_sleeps()) {
             return false;
         }
+        no_suspension();
         self.is_settled.store(true, Ordering::Relaxed);
         self.code.open();
         true
@@ -254,15 +260,14 @@ impl Lifetimes {
         if !self.is_suspended.swap(true, Ordering::SeqCst) {
             self.code.shut();
         }
-        if reason != SUSPENDED_TO_UNLOAD {
-            return (0..SUSPENDING).any(|_| self.code.wait_for_section_at_most(SLICE));
+        if reason == SUSPENDED_TO_UNLOAD {
+            self.unload_of(tid, |unload| {
+                unload.suspension = Suspension::Begun;
+                unload.since = monotonic_time();
+            });
+            self.unloads.fetch_add(1, Ordering::SeqCst);
         }
-        self.unload_of(tid, |unload| {
-            unload.suspension = Suspension::Begun;
-            unload.since = monotonic_time();
-        });
-        self.unloads.fetch_add(1, Ordering::SeqCst);
-        self.code.wait_for_section()
+        self.code.wait_for_section_at_most(SUSPENDING)
     }
 
     /// All threads stand still: the suspension was not given up.
@@ -500,10 +505,10 @@ mod tests {
     fn an_unload_that_began_before_the_bridge_came_is_waited_for() {
         let lifetimes = Lifetimes::new(true);
         assert!(!is_open(&lifetimes));
-        assert!(!lifetimes.settle(1, || true));
-        assert!(!lifetimes.settle(SETTLING, || true));
-        assert!(!lifetimes.settle(SETTLING + 1, || false));
-        assert!(lifetimes.settle(SETTLING + 2, || true) && is_open(&lifetimes));
+        assert!(!lifetimes.settle(1, || true, || ()));
+        assert!(!lifetimes.settle(SETTLING, || true, || ()));
+        assert!(!lifetimes.settle(SETTLING + 1, || false, || ()));
+        assert!(lifetimes.settle(SETTLING + 2, || true, || ()) && is_open(&lifetimes));
         // Its second half only.
         lifetimes.module_unload_finished(FINALIZER);
         assert!(!is_open(&lifetimes));

@@ -178,7 +178,13 @@ impl Lookup {
             self.go_quiet(now);
             return Next::Round { milliseconds: self.idle() };
         }
-        if !session.lifetimes().settle(now, tasks::finalizer_sleeps) {
+        // The list is made under the lock that a suspension holds from its first callback to its last.
+        let no_suspension = || {
+            if let Some(list) = session.call(|| session.info().threads()).flatten() {
+                list.release();
+            }
+        };
+        if !session.lifetimes().settle(now, tasks::finalizer_sleeps, no_suspension) {
             return Next::Round { milliseconds: SOON };
         }
         self.obey(&wishes, now);

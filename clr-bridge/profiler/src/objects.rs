@@ -329,7 +329,8 @@ fn for_each(session: &Session, mut work: impl FnMut(usize, &Place, usize)) {
                 }
             }
         };
-        if session.is_closed() || session.call(all).is_none() {
+        // Nor while a collection moves what the handles refer to.
+        if session.in_section(all).is_none() {
             return;
         }
     }

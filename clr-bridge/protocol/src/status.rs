@@ -85,6 +85,8 @@ numbered! {
         EventInvalid = 15 "event not understood",
         /// More threads wait for handles at once than there are places.
         WaitsCrowded = 16 "wait without a place",
+        /// A suspension of the runtime's threads waited as long as it may for a runtime call, and went on.
+        SuspensionNotAwaited = 17 "suspension not awaited",
     }
 }
 

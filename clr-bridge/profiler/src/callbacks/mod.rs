@@ -10,6 +10,7 @@ use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use strata_bridge_protocol::clr_event::kind;
+use strata_bridge_protocol::status::Loss;
 
 use crate::com::{E_FAIL, E_NOINTERFACE, E_POINTER, Guid, HResult, IUNKNOWN, S_OK};
 use crate::compilations::Code;
@@ -223,7 +224,9 @@ unsafe extern "C" fn module_unload_finished(
 
 unsafe extern "C" fn runtime_suspend_started(_this: *mut c_void, reason: u32) -> HResult {
     lifetime(|session| {
-        session.count_awaited(session.lifetimes().suspend_started(tasks::own(), reason));
+        if !session.lifetimes().suspend_started(tasks::own(), reason) {
+            session.shared().lost(Loss::SuspensionNotAwaited);
+        }
         session.events().duty_cycle.suspends(reason);
     })
 }
