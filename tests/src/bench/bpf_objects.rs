@@ -12,6 +12,8 @@ const PROG_GET_FD_BY_ID: u32 = 13;
 const MAP_GET_FD_BY_ID: u32 = 14;
 const PERF_EVENT_PROGRAM: u64 = 7; // enum bpf_prog_type
 const TRACING_PROGRAM: u64 = 26;
+/// That of uprobes, too.
+const KPROBE_PROGRAM: u64 = 2;
 
 /// bpf(2), with an attribute block of 64-bit words, zero-filled to the size newer kernels know.
 pub fn bpf(command: u32, attribute: &mut [u64; 16]) -> std::io::Result<i64> {
@@ -82,6 +84,11 @@ impl Loaded {
     /// The same of programs for tracepoints by the kernel's types.
     pub fn tracing_runs(&self) -> Runs {
         self.runs_of(TRACING_PROGRAM)
+    }
+
+    /// The same of programs for uprobes, at which events of the CLR stop.
+    pub fn event_runs(&self) -> Runs {
+        self.runs_of(KPROBE_PROGRAM)
     }
 
     fn runs_of(&self, program_type: u64) -> Runs {

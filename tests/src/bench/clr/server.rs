@@ -160,15 +160,17 @@ impl Server {
         Ok(Latencies { half: at(0.5), p99: at(0.99), p999: at(0.999), longest: at(1.0) })
     }
 
-    /// Nanoseconds of BPF programs that interrupt the program, and of the bridge's thread. Passes over
+    /// Nanoseconds of BPF programs that interrupt the program, and of the bridge's threads, without what the
+    /// runtime and the bridge do for an event in the program's own ones. Passes over
     /// threads run in the daemon, whose CPU time has them. The kernel does not count them apart from what
     /// runs at switches, and their time goes on while they wait for a CPU: beside those it is too much.
     fn direct_nanoseconds(&self, daemon: Option<&Beside>) -> u64 {
         let Some(Beside { programs, samples_switches, .. }) = daemon else { return 0 };
-        let of_bridge = self.bridge_file("schedstat").unwrap_or_default();
-        let of_bridge = of_bridge.split(' ').next().and_then(|word| word.parse().ok());
+        let of_thread = |text: String| text.split(' ').next()?.parse::<u64>().ok();
+        let of_bridge: u64 = self.bridge_files("schedstat").filter_map(of_thread).sum();
         let traced = if *samples_switches { programs.tracing_runs().nanoseconds } else { 0 };
-        programs.sampler_runs().nanoseconds + traced + of_bridge.unwrap_or(0)
+        let events = programs.event_runs().nanoseconds;
+        programs.sampler_runs().nanoseconds + events + traced + of_bridge
     }
 
     fn window(&mut self, seconds: f64, daemon: Option<&Beside>) -> Result<Measured> {
@@ -210,17 +212,17 @@ impl Server {
         })
     }
 
-    /// A file of the bridge's thread, if it is there.
-    fn bridge_file(&self, name: &str) -> Option<String> {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.running.pid())).ok()?;
+    /// A file of each of the bridge's threads.
+    fn bridge_files(&self, name: &'static str) -> impl Iterator<Item = String> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.running.pid()));
         let read = |task: &Path, name| std::fs::read_to_string(task.join(name)).ok();
-        tasks.flatten().map(|task| task.path()).find_map(|task| {
-            if read(&task, "comm")?.trim() == "strata-clr" { read(&task, name) } else { None }
+        tasks.into_iter().flatten().flatten().map(|task| task.path()).filter_map(move |task| {
+            read(&task, "comm")?.starts_with("strata-clr").then(|| read(&task, name))?
         })
     }
 
     fn has_bridge(&self) -> bool {
-        self.bridge_file("comm").is_some()
+        self.bridge_files("comm").next().is_some()
     }
 
     /// Starts a daemon, at half speed: the latencies around its attach; then a window beside it.

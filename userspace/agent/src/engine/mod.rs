@@ -10,7 +10,6 @@
 //! - [`eviction`]: evicts tables and drops ended processes; periodic maintenance.
 //! - [`stalled_cpus`]: detects CPUs whose sampling event has stalled.
 //! - `passes`: runs passes over threads. [`wall`]: turns their records into elapsed time.
-//! - `random`: random numbers for sampling.
 //! - `objects`: objects in use of .NET processes.
 //! - [`waits`]: turns the waits of threads into samples with a duration.
 //! - this module: ties them to the process table, in the order of time.

@@ -14,11 +14,11 @@ const PER_MAPPING: Duration = Duration::from_micros(50);
 
 /// When the next scan of a process is due, for one kind of scan.
 #[derive(Debug, Default)]
-pub struct Pace {
+pub struct DueScans {
     due: HashMap<u32, Instant>,
 }
 
-impl Pace {
+impl DueScans {
     /// Whether a process may be scanned now; the delay to the next scan grows with its mappings.
     pub fn take(&mut self, pid: u32, mappings: usize, now: Instant) -> bool {
         if mappings <= FEW {
@@ -45,13 +45,13 @@ mod tests {
     fn the_more_a_process_maps_the_less_often_all_of_it_is_looked_at() {
         let now = Instant::now();
         let looks = |mappings: usize| {
-            let mut pace = Pace::default();
-            (0..1000).filter(|ms| pace.take(7, mappings, now + Duration::from_millis(*ms))).count()
+            let mut due = DueScans::default();
+            (0..1000).filter(|ms| due.take(7, mappings, now + Duration::from_millis(*ms))).count()
         };
         assert_eq!([looks(10), looks(4096)], [1000, 5]);
-        let mut pace = Pace::default();
-        assert!(pace.take(7, 4096, now) && !pace.take(7, 4096, now) && pace.take(8, 4096, now));
-        pace.sweep(now + Duration::from_secs(1));
-        assert!(pace.due.is_empty());
+        let mut due = DueScans::default();
+        assert!(due.take(7, 4096, now) && !due.take(7, 4096, now) && due.take(8, 4096, now));
+        due.sweep(now + Duration::from_secs(1));
+        assert!(due.due.is_empty());
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use strata_kinds::Kinds;
 
-use super::pacing::Pace;
+use super::pacing::DueScans;
 use super::repairing::Repairs;
 use super::stalled_cpus;
 use super::starting::Failing;
@@ -103,11 +103,11 @@ impl Turn {
 #[derive(Default)]
 pub(super) struct Paces {
     /// Their publication.
-    pub(super) publishing: Pace,
+    pub(super) publishing: DueScans,
     /// The code of their deferred samples.
-    pub(super) settling: Pace,
+    pub(super) settling: DueScans,
     /// Their files that are not opened.
-    pub(super) opening: Pace,
+    pub(super) opening: DueScans,
 }
 
 impl Paces {

@@ -87,7 +87,7 @@ impl Schedule {
     }
 
     pub(super) fn set_next(&mut self, next: Instant) {
-        self.next = next;
+        self.next = next.max(self.earliest);
     }
 
     /// How long it is on average from the beginning of the last pass to the next.
