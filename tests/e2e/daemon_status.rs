@@ -2,12 +2,14 @@
 
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use strata_tests::daemon::{Daemon, PATIENCE};
-use strata_tests::machine;
-use strata_tests::running::wait_until;
+use strata_tests::running::{Running, wait_until};
+use strata_tests::{machine, places};
 
 #[test]
 fn a_port_that_another_program_has_delays_metrics_and_nothing_else() -> Result<()> {
@@ -21,6 +23,16 @@ fn a_port_that_another_program_has_delays_metrics_and_nothing_else() -> Result<(
     })?;
     let status = daemon.status()?;
     assert_eq!(status["healthy"], true, "{status}");
+    // A probe that runs in the daemon's container needs no port.
+    let alive = |socket: &Path| {
+        let mut command = Command::new(places::strata_binary()?);
+        command.args(["status", "--alive", "--socket"]).arg(socket);
+        Running::from_command(command)?.wait(PATIENCE)
+    };
+    let answered = alive(&daemon.status_socket())?;
+    assert!(answered.status.success() && answered.stdout.starts_with("ok"), "{}", answered.stderr);
+    let unanswered = alive(&daemon.folder().join("no.sock"))?;
+    assert_eq!(unanswered.status.code(), Some(1), "{}", unanswered.stderr);
     drop(taken);
     wait_until("metrics are served", PATIENCE, || daemon.metrics().is_ok())?;
     wait_until("the trouble is over", PATIENCE, || {

@@ -33,14 +33,32 @@ pub fn print(directory: &Path, form: Form, musl: bool) -> Result<i32> {
     let inside = match form {
         Form::Shell => library.clone(),
         // As the image will have it.
-        Form::Dockerfile => PathBuf::from("/opt/strata/libstrata_clr.so"),
+        Form::Dockerfile => Path::new("/opt/strata").join(below(directory, &library)),
     };
     let environment = environment::environment(&inside, b"", false)?;
     let mut text = String::new();
     if form == Form::Dockerfile {
         text += &format!("# the library: {}\n", library.display());
-        text += &format!("COPY libstrata_clr.so {}\n", inside.display());
+        text += &format!("COPY {} {}\n", below(directory, &library).display(), inside.display());
     }
     text += &environment::written(&environment.variables, form);
     printing::print(&text)
+}
+
+/// Where the library lies in the directory that it was put into, which is that of the image's build.
+fn below(directory: &Path, library: &Path) -> PathBuf {
+    let directory = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
+    library.strip_prefix(directory).unwrap_or(library).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_copies_the_library_from_where_it_was_put() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let library = folder.path().canonicalize().expect("it is there").join("glibc/library.so");
+        assert_eq!(below(folder.path(), &library), Path::new("glibc/library.so"));
+    }
 }

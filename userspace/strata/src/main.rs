@@ -78,7 +78,10 @@ fn main() -> ExitCode {
         Command::Record(args) => record(*args),
         Command::Daemon(args) => daemon::run(args.settings.into()),
         Command::Status(args) => daemon::settings::status_socket(args.socket, args.config)
-            .and_then(|socket| status::run(&socket, args.json, args.services)),
+            .and_then(|socket| match args.alive {
+                true => status::alive(&socket),
+                false => status::run(&socket, args.json, args.services),
+            }),
         Command::Config(ConfigCommand::Check(args)) => daemon::check(&args.into()),
         Command::Config(ConfigCommand::Show(args)) => daemon::show(&args.into()),
         Command::Config(ConfigCommand::Example) => printing::print(strata_config::EXAMPLE),

@@ -71,6 +71,7 @@ pub fn run(as_json: bool) -> Result<i32> {
 
 fn rows() -> Result<Vec<Row>> {
     let mut processes = Vec::new();
+    let mut unreadable = 0;
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let name = entry.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
@@ -78,8 +79,14 @@ fn rows() -> Result<Vec<Row>> {
             Ok(Some(process)) => processes.push((pid, process)),
             Ok(None) => {}
             // It ended while it was looked at, or is not ours to look at.
-            Err(error) => tracing::debug!(pid, %error, "a process cannot be looked at"),
+            Err(error) => {
+                unreadable += usize::from(is_denied(pid));
+                tracing::debug!(pid, %error, "a process cannot be looked at");
+            }
         }
+    }
+    if unreadable > 0 {
+        tracing::warn!("{unreadable} processes cannot be read, .NET or not: run this as root");
     }
     processes.sort_by_key(|(pid, _)| *pid);
     // Single-file programs are asked for their version, and need not answer.
@@ -92,6 +99,12 @@ fn rows() -> Result<Vec<Row>> {
         }));
     }
     Ok(rows)
+}
+
+/// Whether this user may not look at a process.
+fn is_denied(pid: u32) -> bool {
+    let opened = std::fs::File::open(format!("/proc/{pid}/maps"));
+    opened.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
 /// Processes that are asked at the same time.

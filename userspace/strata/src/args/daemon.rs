@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 const DAEMON_HELP: &str = "\
 Without a configuration the daemon samples at 19 Hz, attaches to .NET processes older than ten
-seconds and keeps profiles of a week (1 GB at most) in /var/lib/strata/store: `strata query` asks it.
+seconds and keeps profiles of a week (1 GB at most) in /var/lib/strata/store, which `strata query` reads.
 
 Examples:
   strata daemon                                        no server at all
@@ -15,21 +15,21 @@ Examples:
   strata daemon --config /etc/strata/strata.toml       what is set there (SIGHUP reads it again)
   strata config show                                   every setting, and where it comes from
 
-SIGTERM and Ctrl-C send what was sampled so far and end; SIGHUP reloads the configuration and opens
-a log file anew. `strata status` says how it is doing; so do /metrics and /healthz on 127.0.0.1:9464.";
+SIGTERM and Ctrl-C send what was sampled so far and end; SIGHUP reloads the configuration and
+reopens the log file. `strata status` says how it is doing; so do /metrics and /healthz on 127.0.0.1:9464.";
 
 #[derive(Debug, Args)]
 pub struct SettingsArgs {
     /// The configuration [/etc/strata/strata.toml, if it is there]
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Set one value, before the file and the environment: sampling.frequency=99; repeatable
+    /// Set one value, which overrides the file and the environment: sampling.frequency=99; repeatable
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_setting)]
     pub set: Vec<(String, String)>,
-    /// Samples per second and CPU
+    /// Samples per second and CPU, up to 1000 [19]
     #[arg(short = 'F', long, value_name = "HZ")]
     pub frequency: Option<String>,
-    /// What strata may use: its own memory, its helpers' and the kernel's for its maps
+    /// What strata may use: its own memory, its helpers' and the kernel's for its maps [256MB]
     #[arg(long, value_name = "SIZE")]
     pub memory_limit: Option<String>,
     /// Where the log goes: stderr, journald, syslog, none or a file
@@ -71,6 +71,9 @@ pub struct StatusArgs {
     /// List the sampled processes: the service and labels of each, and where they come from
     #[arg(long)]
     pub services: bool,
+    /// Only whether the daemon is alive, as /healthz answers: for probes of containers
+    #[arg(long, conflicts_with_all = ["services", "json"])]
+    pub alive: bool,
     /// Print it as JSON
     #[arg(long)]
     pub json: bool,

@@ -21,6 +21,7 @@ pub use record::{ConvertArgs, RecordArgs, ServerArg, UploadArgs};
 /// A profiler for the whole host: one stack from the kernel to the function that burns the time.
 ///
 /// strata samples every process with eBPF: no restart, no rebuild, no frame pointers needed.
+/// Most commands need root, or the capabilities that `strata doctor` lists.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100, propagate_version = true)]
 pub struct Cli {

@@ -24,11 +24,12 @@ pub struct DoctorArgs {
     after_help = "Threads of one process with the same stack and state are merged into one entry. The time is how long \
     a thread has been off the CPU, where the kernel reports it (CONFIG_SCHED_DEBUG).\n\n\
     No thread is stopped or signalled. Threads that run at that moment are only counted: \
-    `strata record` shows running code. Goroutines that wait have no thread and are not shown."
+    `strata record` shows running code. Goroutines that wait have no thread and are not shown. It needs \
+    Linux 5.18."
 )]
 #[command(group = clap::ArgGroup::new("which").required(true).multiple(true))]
 pub struct StacksArgs {
-    /// The processes
+    /// Process ids
     #[arg(group = "which", value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pub process: Vec<u32>,
     /// The same as an option; repeatable, or separated by commas
@@ -64,7 +65,7 @@ pub struct StacksArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  eval \"$(strata env)\" && dotnet app.dll\n  \
     strata env --form dockerfile --directory . >> Dockerfile\n\n\
-    Without a strata that reads it the bridge stays quiet. A running process needs none of this: \
+    Without a strata that reads it the bridge is idle. A running process needs none of this: \
     `strata record` attaches to it.")]
 pub struct EnvArgs {
     /// How to write them down

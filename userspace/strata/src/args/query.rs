@@ -23,7 +23,7 @@ Examples:
   strata query --service shop --type exceptions --top 50
   strata query --service '*' --from -1d -o host.svg  everything of a day in one picture
 
-Times: `now`; `-30m`, `-1h30m`, `-2d` from now; `14:30` today; `yesterday`, `yesterday 14:30`;
+Times: `now`; `-30m`, `-1h30m`, `-2d`, `-1w` from now; `14:30` today; `yesterday`, `yesterday 14:30`;
 `2026-01-31 14:30[:15]` in local time; RFC 3339 (`2026-01-31T14:30:00Z`). A profile belongs to the
 time it began.
 Outputs by extension, as of `strata record`: .pb.gz .svg .folded .perf .json.gz. The last two show
@@ -51,13 +51,13 @@ pub struct QueryArgs {
     pub split_by_pid: bool,
     /// Show what used how much, the largest first: service, pid, thread, container, label (each set
     /// of labels) or label:NAME (each value of one)
-    #[arg(long, value_name = "WHAT", value_parser = By::parse, help_heading = "How to answer")]
+    #[arg(long, value_name = "WHAT", value_parser = By::parse, help_heading = "What to show")]
     pub by: Option<By>,
     /// Show which functions call this one, as a tree: a name, a pattern (`*`), or a part of a name
-    #[arg(long, value_name = "FUNCTION", conflicts_with = "by", help_heading = "How to answer")]
+    #[arg(long, value_name = "FUNCTION", conflicts_with = "by", help_heading = "What to show")]
     pub callers: Option<String>,
     /// Show the calls as a tree, from processes down
-    #[arg(long, conflicts_with_all = ["by", "callers"], help_heading = "How to answer")]
+    #[arg(long, conflicts_with_all = ["by", "callers"], help_heading = "What to show")]
     pub tree: bool,
     #[command(flatten)]
     pub answer: AnswerArgs,
@@ -95,7 +95,7 @@ pub struct DiffArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Whose profiles")]
+#[command(next_help_heading = "Which profiles")]
 pub struct WhoseArgs {
     /// The service; `*` stands for any characters, `?` for one
     #[arg(short, long, value_name = "NAME")]
@@ -147,9 +147,9 @@ pub struct BaselineArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(next_help_heading = "How to answer")]
+#[command(next_help_heading = "What to show")]
 pub struct AnswerArgs {
-    /// Which of the profiles' values to show, such as samples or cpu [the profiles' own choice]
+    /// Which of the profiles' values to show, such as samples or cpu [the main one of the type]
     #[arg(long, value_name = "NAME")]
     pub value: Option<String>,
     /// Which frames a flame graph shows

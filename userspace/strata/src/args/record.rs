@@ -26,7 +26,8 @@ Outputs by extension: .pb.gz (pprof), .svg (flame graph), .folded (folded stacks
 (.pprof, .pb, .txt and .json are understood as well; .pb and .json are not compressed.)
 Without --output and --upload: strata-<time>.pb.gz and .svg in the current directory.
 
-Exit status: that of the command after `--`; else 0, or 1 when something failed.";
+Exit status: 1 if something failed, or --comm or --container matched nothing; else that of the
+command after `--` (128 + N after signal N); else 0.";
 
 #[derive(Debug, Args)]
 #[command(after_help = RECORD_EXAMPLES)]
@@ -45,9 +46,9 @@ pub struct RecordArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(next_help_heading = "What to profile (the whole host by default)")]
+#[command(next_help_heading = "What to profile: any of these (the whole host by default)")]
 pub struct WhatArgs {
-    /// A process, by its id; repeatable, or separated by commas
+    /// Processes by their ids, with their children; repeatable, or separated by commas
     #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Vec<u32>,
     /// Processes by their name (as in /proc/PID/comm; a `*` at the end matches any end)
@@ -60,7 +61,7 @@ pub struct WhatArgs {
     /// Leave the children of chosen processes out
     #[arg(long)]
     pub no_children: bool,
-    /// The user to run the command as, who then owns the outputs too (under sudo: its caller)
+    /// Run the command as this user, who owns the outputs too [under sudo: its caller]
     #[arg(long, value_name = "USER", requires = "command")]
     pub user: Option<String>,
 }
@@ -68,17 +69,17 @@ pub struct WhatArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "How to sample")]
 pub struct HowArgs {
-    /// How long to record: seconds, or with a unit (500ms, 30s, 5m, 1h); a command that goes on is
+    /// How long to record: seconds, or with a unit (500ms, 30s, 5m, 1h); a command that still runs is
     /// waited for [until Ctrl-C]
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
     /// What to sample, with commas between kinds
     #[arg(short, long, value_name = "KINDS", default_value = "cpu", value_parser = parse_events, long_help = events_help())]
     pub events: Kinds,
-    /// Samples per second and CPU. A prime keeps clear of timers that tick at round rates
+    /// Samples per second and CPU, up to 20000. A prime keeps clear of timers that tick at round rates
     #[arg(short = 'F', long, value_name = "HZ", default_value_t = 97, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     pub frequency: u32,
-    /// Keep at most this many user frames of a stack, nearest the running code
+    /// Keep at most this many user frames of a stack (up to 1024), nearest the running code
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub max_frames: u32,
     /// Keep the time of every sample even if no output needs it (Firefox and .perf outputs do)
@@ -87,7 +88,7 @@ pub struct HowArgs {
     /// Leave the messages of .NET exceptions out: they may name users and what they ask for
     #[arg(long)]
     pub no_exception_messages: bool,
-    /// Kernel memory for unwind tables, in MB
+    /// Kernel memory for unwind tables, in MB: 8 to 4096
     #[arg(long, value_name = "MB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(8..=4096))]
     pub table_memory: u32,
     /// How to reach into .NET processes for the names of their methods
@@ -98,10 +99,11 @@ pub struct HowArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "What to write")]
 pub struct OutputArgs {
-    /// A file to write; repeatable; `-` is the standard output
+    /// A file to write; repeatable; `-` is the standard output. Of several kinds of samples, .svg and
+    /// .folded are one file each: app.cpu.svg
     #[arg(short, long, value_name = "FILE")]
     pub output: Vec<PathBuf>,
-    /// The format of outputs whose file name has no known extension
+    /// The format of outputs whose file name has no known extension; without -o, the only output
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<FormatArg>,
     /// Which frames a flame graph shows (the other formats have them all)
@@ -135,7 +137,7 @@ pub struct UploadArgs {
     /// PYROSCOPE_AUTH_TOKEN, … (see `strata config example`)
     #[arg(long, value_name = "URL")]
     pub upload: Option<String>,
-    /// What listens there [guessed from the URL]
+    /// What listens there [otlp at port 4317 or 4318, datadog at 8126 or unix:, else pyroscope]
     #[arg(long, value_name = "KIND", requires = "upload")]
     pub upload_as: Option<ServerArg>,
     /// The service that the profile is of [the command's name]

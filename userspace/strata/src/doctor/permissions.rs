@@ -43,6 +43,12 @@ const NEEDS: &[Need] = &[
         lost: Some("unwind rules and symbols of files that only their owner may read"),
     },
     Need {
+        any_of: &[Capability::DAC_OVERRIDE],
+        lost: Some(
+            "names and events of other users' .NET processes: the runtime's socket is theirs",
+        ),
+    },
+    Need {
         any_of: &[Capability::SETUID],
         lost: Some("a layer of the sandbox: files are parsed by root without capabilities"),
     },

@@ -22,6 +22,21 @@ pub fn ask(socket: &Path) -> Result<(Status, String)> {
     Ok((status, body))
 }
 
+/// What a probe gets.
+pub struct Health {
+    pub is_alive: bool,
+    pub answer: String,
+}
+
+pub fn ask_health(socket: &Path) -> Result<Health> {
+    let (code, answer) = get(socket, "/healthz")?;
+    match code.as_str() {
+        "200" => Ok(Health { is_alive: true, answer }),
+        "503" => Ok(Health { is_alive: false, answer }),
+        _ => Err(stranger(socket).context(format!("the answer was {code}"))),
+    }
+}
+
 /// The answer, if it is one of strata's daemon.
 fn understood(body: &str) -> Option<Status> {
     let value: Value = serde_json::from_str(body).ok()?;
@@ -40,6 +55,15 @@ fn stranger(socket: &Path) -> Error {
 }
 
 fn get_status(socket: &Path) -> Result<String> {
+    let (code, body) = get(socket, "/status")?;
+    if code != "200" {
+        return Err(stranger(socket).context(format!("the answer was {code}")));
+    }
+    Ok(body)
+}
+
+/// The code and body of an answer.
+fn get(socket: &Path, path: &str) -> Result<(String, String)> {
     let shown = socket.display();
     let mut stream = UnixStream::connect(socket).map_err(|error| match error.kind() {
         ErrorKind::PermissionDenied => NeedsRoot(format!(
@@ -53,17 +77,14 @@ fn get_status(socket: &Path) -> Result<String> {
     })?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    write!(stream, "GET /status HTTP/1.1\r\nHost: strata\r\nConnection: close\r\n\r\n")?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: strata\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();
     stream.take(MOST).read_to_string(&mut answer).context("the daemon's answer was cut off")?;
     let Some((head, body)) = answer.split_once("\r\n\r\n") else {
         bail!("what answers at {shown} does not speak HTTP");
     };
-    let status = head.split_ascii_whitespace().nth(1).unwrap_or_default();
-    if status != "200" {
-        return Err(stranger(socket).context(format!("the answer was {status}")));
-    }
-    Ok(body.to_owned())
+    let code = head.split_ascii_whitespace().nth(1).unwrap_or_default();
+    Ok((code.to_owned(), body.to_owned()))
 }
 
 #[cfg(test)]

@@ -396,6 +396,13 @@ impl From<&strata_containers::SourceHealth> for ContainerSource {
     }
 }
 
+/// `strata status --alive`: what `/healthz` answers.
+pub fn alive(socket: &Path) -> Result<i32> {
+    let health = client::ask_health(socket)?;
+    printing::print(&health.answer)?;
+    Ok(i32::from(!health.is_alive))
+}
+
 /// `strata status`: asks the daemon of this host.
 pub fn run(socket: &Path, json: bool, services: bool) -> Result<i32> {
     let (status, body) = client::ask(socket)?;
