@@ -247,7 +247,7 @@ fn programs_that_unload_survive_a_daemon_that_attaches_early() -> Result<()> {
 
 #[test]
 fn programs_that_unload_survive_recordings_one_after_the_other() -> Result<()> {
-    let _machine = machine::long_beside_dotnet()?;
+    let _machine = machine::alone()?;
     let dotnet = dotnet()?;
     // More at once than there are CPUs: the runtime's threads are then interrupted between any two steps.
     let mut programs = versions(&dotnet)?;

@@ -62,6 +62,7 @@ const GLIBC: [Library; 3] = [
                     "readlink",
                     "realloc",
                     "sched_yield",
+                    "sigdelset",
                     "sigfillset",
                     "strlen",
                     "syscall",

@@ -63,6 +63,13 @@ pub fn even_broken() -> Option<&'static Session> {
 
 /// Runs work on a thread that the runtime does not wait for when it detaches.
 pub fn as_guest(work: impl FnOnce(Option<&Session>)) {
+    as_guest_even_broken(|session| {
+        work(session.filter(|session| !session.is_closed() && !BROKEN.load(Ordering::Relaxed)));
+    });
+}
+
+/// The same, also after a panic.
+pub fn as_guest_even_broken(work: impl FnOnce(Option<&Session>)) {
     GUESTS.fetch_add(1, Ordering::SeqCst);
     // A panic in the work passes here on its way out.
     struct Leave;
@@ -74,7 +81,7 @@ pub fn as_guest(work: impl FnOnce(Option<&Session>)) {
     let _leave = Leave;
     // SAFETY: `end` takes the pointer away first and then waits for the guests.
     let session = unsafe { SESSION.load(Ordering::SeqCst).as_ref() };
-    work(session.filter(|session| !session.is_closed() && !BROKEN.load(Ordering::Relaxed)));
+    work(session);
 }
 
 /// Begins a session.

@@ -28,7 +28,7 @@ use crate::pauses::Pause;
 use crate::session::Session;
 use crate::text::Text;
 use crate::wait_handles::Begun;
-use crate::{events, tasks};
+use crate::{events, own_thread, tasks};
 
 /// The first `ICorProfilerInfo` with sessions.
 pub const SINCE: u32 = 12;
@@ -183,16 +183,10 @@ fn on_a_thread(session: &Session) -> bool {
             }
         }
     }
-    // SAFETY: plain pthread calls on locals; the thread inherits the calling one's signal mask, in
-    // which all are blocked, and is joined.
-    unsafe {
-        let mut thread: libc::pthread_t = std::mem::zeroed();
-        let mut result = std::ptr::null_mut();
-        let argument = std::ptr::from_ref(session).cast_mut().cast();
-        libc::pthread_create(&mut thread, std::ptr::null(), run, argument) == 0
-            && libc::pthread_join(thread, &mut result) == 0
-            && result == DONE
-    }
+    let Some(thread) = own_thread::make_for_runtime(session, run) else { return false };
+    let mut result = std::ptr::null_mut();
+    // SAFETY: it was just made, and is joined once.
+    unsafe { libc::pthread_join(thread, &mut result) == 0 && result == DONE }
 }
 
 fn change(session: &Session) -> bool {
@@ -289,6 +283,10 @@ fn meaning(event: &Event<'_>, major: u16, wants: impl Fn(u8) -> bool) -> Meaning
 pub fn delivered(session: &Session, provider: usize, event: &Event<'_>) {
     let events = session.events();
     let Event { id, version, data } = *event;
+    // Others of the same level and keywords come too, some within a pause and for each pinned object.
+    if !is_used(id) {
+        return;
+    }
     if !is_of_the_runtime(session, provider) || events.repeated.is(tasks::key(), id, data) {
         return;
     }
@@ -302,6 +300,14 @@ pub fn delivered(session: &Session, provider: usize, event: &Event<'_>) {
         Meaning::Other => collecting(session, id, version, data),
         Meaning::Unwanted => {}
     }
+}
+
+fn is_used(id: u32) -> bool {
+    let of_collections = matches!(id, GC_START | GC_END | RESTARTED | SUSPENDS);
+    let of_allocations = matches!(id, ALLOCATION_TICK | ALLOCATION_SAMPLED);
+    let of_waits =
+        matches!(id, CONTENTION_START | CONTENTION_STOP | WAIT_HANDLE_START | WAIT_HANDLE_STOP);
+    of_collections || of_allocations || of_waits
 }
 
 /// Whether a provider is the runtime's own; events of others have the same numbers.

@@ -80,6 +80,22 @@ fn lifetime(work: impl FnOnce(&Session)) -> HResult {
     })
 }
 
+/// The same of reports about suspensions. A server collector's thread is not the runtime's: it is counted
+/// by nothing that a detach waits for, and `RuntimeResumeFinished` comes when the lock is free that the
+/// detach takes instead (src/coreclr/vm/eetoprofinterfaceimpl.cpp, `EvacuationCounterHolder`).
+fn suspension(work: impl FnOnce(&Session)) -> HResult {
+    contained(|| {
+        lifecycle::as_guest_even_broken(|session| {
+            if let Some(session) = session
+                && !session.shared().writer().is_forked()
+            {
+                work(session);
+            }
+        });
+        S_OK
+    })
+}
+
 unsafe extern "C" fn query_interface(
     this: *mut c_void,
     identity: *const Guid,
@@ -223,7 +239,7 @@ unsafe extern "C" fn module_unload_finished(
 }
 
 unsafe extern "C" fn runtime_suspend_started(_this: *mut c_void, reason: u32) -> HResult {
-    lifetime(|session| {
+    suspension(|session| {
         if !session.lifetimes().suspend_started(tasks::own(), reason) {
             session.shared().lost(Loss::SuspensionNotAwaited);
         }
@@ -232,18 +248,18 @@ unsafe extern "C" fn runtime_suspend_started(_this: *mut c_void, reason: u32) ->
 }
 
 unsafe extern "C" fn runtime_suspend_finished(_this: *mut c_void) -> HResult {
-    lifetime(|session| {
+    suspension(|session| {
         session.lifetimes().suspend_finished(tasks::own());
         session.events().duty_cycle.suspended();
     })
 }
 
 unsafe extern "C" fn runtime_resume_started(_this: *mut c_void) -> HResult {
-    lifetime(|session| session.lifetimes().resume_started())
+    suspension(|session| session.lifetimes().resume_started())
 }
 
 unsafe extern "C" fn runtime_resume_finished(_this: *mut c_void) -> HResult {
-    lifetime(|session| session.lifetimes().resume_finished(tasks::own()))
+    suspension(|session| session.lifetimes().resume_finished(tasks::own()))
 }
 
 unsafe extern "C" fn jit_compilation_finished(

@@ -18,7 +18,7 @@ use strata_bridge_protocol::status::{Count, Loss};
 use super::DutyCycle;
 use super::planning::{BOUND, Clock, Cycle, Measured, Planner, Window};
 use crate::session::Session;
-use crate::{gate, lifecycle, pipe};
+use crate::{gate, lifecycle, own_thread, pipe};
 
 /// A cycle of collections is broken off when there is none for so long, and when it takes longer than that.
 const PATIENCE: u64 = 1_000_000_000;
@@ -45,14 +45,7 @@ pub fn look(session: &'static Session) {
         return;
     }
     STOP.store(false, Ordering::SeqCst);
-    let argument = std::ptr::from_ref(session).cast_mut().cast();
-    // SAFETY: plain pthread calls on a local; the thread inherits the calling one's signal mask, in
-    // which all are blocked.
-    *thread = unsafe {
-        let mut made: libc::pthread_t = std::mem::zeroed();
-        let result = libc::pthread_create(&mut made, std::ptr::null(), run, argument);
-        (result == 0).then_some(Handle(made))
-    };
+    *thread = own_thread::make_for_runtime(session, run).map(Handle);
 }
 
 /// Ends the thread: afterwards all events count. Sessions stay as they are.
