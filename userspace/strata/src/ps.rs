@@ -77,7 +77,7 @@ fn rows() -> Result<Vec<Row>> {
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         match discover(pid) {
             Ok(Some(process)) => processes.push((pid, process)),
-            Ok(None) => {}
+            Ok(None) => unreadable += usize::from(is_denied(pid)),
             // It ended while it was looked at, or is not ours to look at.
             Err(error) => {
                 unreadable += usize::from(is_denied(pid));
@@ -85,8 +85,10 @@ fn rows() -> Result<Vec<Row>> {
             }
         }
     }
-    if unreadable > 0 {
-        tracing::warn!("{unreadable} processes cannot be read, .NET or not: run this as root");
+    if unreadable > 0 && !rustix::process::geteuid().is_root() {
+        eprintln!(
+            "note: {unreadable} of the host's processes cannot be read, .NET or not: run this as root"
+        );
     }
     processes.sort_by_key(|(pid, _)| *pid);
     // Single-file programs are asked for their version, and need not answer.
@@ -101,8 +103,12 @@ fn rows() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Whether this user may not look at a process.
+/// Whether this user may not look at a process. Threads of the kernel have no arguments.
 fn is_denied(pid: u32) -> bool {
+    let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    if arguments.is_empty() {
+        return false;
+    }
     let opened = std::fs::File::open(format!("/proc/{pid}/maps"));
     opened.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
