@@ -16,6 +16,7 @@ use strata_bridge_protocol::shared_file::monotonic_time;
 
 use crate::contention::Contention;
 use crate::duty_cycle::DutyCycle;
+use crate::forced_collections::ForcedCollections;
 use crate::objects::{self, Watched};
 use crate::pauses::Pauses;
 use crate::pipe;
@@ -121,6 +122,7 @@ pub struct Events {
     pub pipe: pipe::Sessions,
     /// When events of allocations are on.
     pub duty_cycle: DutyCycle,
+    pub forced_collections: ForcedCollections,
     /// The runtime's provider of events, once it was met, or 0.
     pub provider: AtomicUsize,
     pub repeated: Repeated,
@@ -141,6 +143,7 @@ impl Events {
             exception_fields: AtomicU64::new(0),
             pipe: pipe::Sessions::new(),
             duty_cycle: DutyCycle::new(),
+            forced_collections: ForcedCollections::new(),
             provider: AtomicUsize::new(0),
             repeated: Repeated::new(),
             contention: Contention::new(),
@@ -157,9 +160,9 @@ impl Events {
         self.wanted.load(Ordering::Relaxed) & 1 << (kind & 31) != 0
     }
 
-    /// Whether a kind is wanted that the runtime's own events are of: all but exceptions.
-    pub fn wants_a_session(&self) -> bool {
-        self.wanted.load(Ordering::Relaxed) & KINDS & !(1 << kind::EXCEPTION) != 0
+    /// The kinds wanted that the runtime's own events are of, a bit each: all but exceptions.
+    pub fn of_sessions(&self) -> u64 {
+        self.wanted.load(Ordering::Relaxed) & KINDS & !(1 << kind::EXCEPTION)
     }
 
     pub fn wants_messages(&self) -> bool {

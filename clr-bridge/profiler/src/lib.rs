@@ -55,6 +55,7 @@ mod enumerate;
 mod events;
 mod exceptions;
 mod faults;
+mod forced_collections;
 mod gate;
 mod il_maps;
 mod image;

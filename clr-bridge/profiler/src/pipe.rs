@@ -23,12 +23,13 @@ use strata_bridge_protocol::status::{Count, Loss};
 
 use crate::allocations::{self, Allocation};
 use crate::com::info::Provider;
+use crate::events::{self, Events};
 use crate::faults::{self, Call};
 use crate::pauses::Pause;
 use crate::session::Session;
 use crate::text::Text;
 use crate::wait_handles::Begun;
-use crate::{events, own_thread, tasks};
+use crate::{own_thread, tasks};
 
 /// The first `ICorProfilerInfo` with sessions.
 pub const SINCE: u32 = 12;
@@ -92,16 +93,27 @@ impl Part {
     }
 }
 
-/// The open sessions, by part; 0: there is none.
-pub struct Sessions([AtomicU64; Part::ALL.len()]);
+/// Sessions are being changed, or that has failed.
+const UNKNOWN_KINDS: u64 = u64::MAX;
+
+/// The open sessions.
+pub struct Sessions {
+    /// By part; 0: there is none.
+    open: [AtomicU64; Part::ALL.len()],
+    /// The kinds of events that they were opened for.
+    kinds: AtomicU64,
+}
 
 impl Sessions {
     pub const fn new() -> Self {
-        Self([const { AtomicU64::new(0) }; Part::ALL.len()])
+        Self {
+            open: [const { AtomicU64::new(0) }; Part::ALL.len()],
+            kinds: AtomicU64::new(UNKNOWN_KINDS),
+        }
     }
 
     fn of(&self, part: Part) -> &AtomicU64 {
-        let [whole, waits, collections, allocations] = &self.0;
+        let [whole, waits, collections, allocations] = &self.open;
         match part {
             Part::Whole => whole,
             Part::Waits => waits,
@@ -125,10 +137,11 @@ fn provider(session: &Session, part: Part) -> Option<Provider> {
     }
     let of_allocations = events.wants(kind::ALLOCATION) || events.wants(kind::OBJECT);
     if part.has(Part::Allocations) && of_allocations {
+        // Collections are known by it ([`crate::forced_collections`]).
+        keywords |= GC;
         if session.major() >= SAMPLES_ALLOCATIONS {
             keywords |= ALLOCATION_SAMPLING;
         } else {
-            keywords |= GC;
             level = VERBOSE;
         }
     }
@@ -190,6 +203,13 @@ fn on_a_thread(session: &Session) -> bool {
 }
 
 fn change(session: &Session) -> bool {
+    let kinds = session.events().of_sessions();
+    let open_for = &session.events().pipe.kinds;
+    // A change may cost a collection ([`crate::forced_collections`]).
+    if is_part_open(session, Part::Whole) && kinds == open_for.load(Ordering::Relaxed) {
+        return true;
+    }
+    open_for.store(UNKNOWN_KINDS, Ordering::Relaxed);
     if !Part::ALL.iter().all(|part| close(session, *part)) {
         return false;
     }
@@ -197,7 +217,11 @@ fn change(session: &Session) -> bool {
     session.events().pauses.reset();
     session.events().objects.collections.reset();
     session.events().wait_handles.reset(monotonic_time());
-    open(session, Part::Whole)
+    let holds = open(session, Part::Whole);
+    if holds {
+        open_for.store(kinds, Ordering::Relaxed);
+    }
+    holds
 }
 
 /// Opens the session of a part, unless there is one or it is not wanted. On a thread that is to become one
@@ -208,7 +232,8 @@ pub fn open(session: &Session, part: Part) -> bool {
     if place.load(Ordering::Relaxed) != 0 {
         return true;
     }
-    let Some(opened) = session.info().start_event_session(&provider) else { return false };
+    let start = || session.info().start_event_session(&provider);
+    let Some(opened) = watching_collections(session, start) else { return false };
     place.store(opened, Ordering::Relaxed);
     session.shared().count(Count::EventSessionsOpened, 1);
     true
@@ -222,12 +247,19 @@ pub fn close(session: &Session, part: Part) -> bool {
         return true;
     }
     // One that cannot be closed is not forgotten.
-    if faults::refuses(Call::StopSession) || session.info().stop_event_session(open).is_none() {
+    let stop = || session.info().stop_event_session(open);
+    if faults::refuses(Call::StopSession) || watching_collections(session, stop).is_none() {
         return false;
     }
     place.store(0, Ordering::Relaxed);
     session.shared().count(Count::EventSessionsClosed, 1);
     true
+}
+
+/// Changes a session.
+fn watching_collections<T>(session: &Session, change: impl FnOnce() -> T) -> T {
+    let Events { forced_collections, duty_cycle, .. } = session.events();
+    forced_collections.watch(tasks::own(), || duty_cycle.collections(), change)
 }
 
 /// Gives waits and collections sessions of their own, without allocations. What is delivered twice
@@ -350,6 +382,7 @@ fn collecting(session: &Session, id: u32, version: u32, data: &[u8]) {
         GC_START if version >= 1 => {
             let [number, generation, reason, kind] =
                 [0, 4, 8, 12].map(|at| half_word(data, at).unwrap_or(u32::MAX));
+            events.forced_collections.starts(generation, reason);
             if of_objects {
                 collections.starts(number, monotonic_time());
             }

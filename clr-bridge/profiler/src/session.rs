@@ -202,7 +202,7 @@ impl Session {
         let jit = if compilations { JIT_COMPILATION } else { 0 };
         let exceptions = if self.events.wants(clr_event::kind::EXCEPTION) { EXCEPTIONS } else { 0 };
         let least = MODULE_LOADS | THREADS | SUSPENDS | jit | exceptions;
-        let pipe = if self.events.wants_a_session() { EVENT_PIPE } else { 0 };
+        let pipe = if self.events.of_sessions() != 0 { EVENT_PIPE } else { 0 };
         let masks = [
             (least | APP_DOMAIN_LOADS | STACK_SNAPSHOT, DYNAMIC_FUNCTION_UNLOADS | pipe),
             (least | APP_DOMAIN_LOADS, DYNAMIC_FUNCTION_UNLOADS | pipe),

@@ -112,6 +112,8 @@ numbered! {
         EventSessionsClosed = 13 "event sessions closed",
         /// Windows in which events of allocations were on, because all of them would cost too much.
         AllocationWindows = 14 "windows of allocations",
+        /// Times that windows were given up because the runtime would collect for each of them.
+        AllocationWindowsForgone = 15 "windows of allocations forgone",
         /// Events that found no room in the ring, by kind: [`Count::of_events_without_room`].
         ExceptionsWithoutRoom = 19 "exceptions without room",
         LocksWithoutRoom = 20 "waits for locks without room",

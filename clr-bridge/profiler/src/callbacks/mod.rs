@@ -240,10 +240,13 @@ unsafe extern "C" fn module_unload_finished(
 
 unsafe extern "C" fn runtime_suspend_started(_this: *mut c_void, reason: u32) -> HResult {
     suspension(|session| {
-        if !session.lifetimes().suspend_started(tasks::own(), reason) {
+        let thread = tasks::own();
+        if !session.lifetimes().suspend_started(thread, reason) {
             session.shared().lost(Loss::SuspensionNotAwaited);
         }
-        session.events().duty_cycle.suspends(reason);
+        if session.events().duty_cycle.suspends(reason) {
+            session.events().forced_collections.suspends(thread);
+        }
     })
 }
 

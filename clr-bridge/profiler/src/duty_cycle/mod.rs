@@ -132,7 +132,7 @@ impl DutyCycle {
     fn position(&self, clock: Clock, now: u64) -> u64 {
         match clock {
             Clock::Time => now,
-            Clock::Collections => self.collections.count.load(Ordering::Relaxed),
+            Clock::Collections => self.collections(),
         }
     }
 
@@ -153,10 +153,18 @@ impl DutyCycle {
         self.bound.is_exceeded.store(false, Ordering::Relaxed);
     }
 
-    /// A suspension of the process begins. On the thread that suspends the others.
-    pub fn suspends(&self, reason: u32) {
+    /// A suspension of the process begins; `true`: for a collection. On the thread that suspends the
+    /// others.
+    pub fn suspends(&self, reason: u32) -> bool {
         // COR_PRF_SUSPEND_FOR_GC and COR_PRF_SUSPEND_FOR_GC_PREP (corprof.idl).
-        self.collections.is_next.store(reason == 1 || reason == 6, Ordering::Relaxed);
+        let is_collection = reason == 1 || reason == 6;
+        self.collections.is_next.store(is_collection, Ordering::Relaxed);
+        is_collection
+    }
+
+    /// Suspensions for a collection so far.
+    pub fn collections(&self) -> u64 {
+        self.collections.count.load(Ordering::Relaxed)
     }
 
     /// All other threads are suspended: no event is under way.
@@ -225,7 +233,7 @@ mod tests {
         assert_eq!(weight(1_500), 0);
         // Other suspensions are no collections.
         for (reason, expected) in [(2, 0), (1, 8), (0, 8), (6, 0)] {
-            duty.suspends(reason);
+            assert_eq!(duty.suspends(reason), reason % 5 == 1);
             duty.suspended();
             assert_eq!(weight(1_500), expected, "{reason}");
         }

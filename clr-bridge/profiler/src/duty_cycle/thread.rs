@@ -25,6 +25,9 @@ const PATIENCE: u64 = 1_000_000_000;
 const LONGEST: u64 = 4_000_000_000;
 /// Nanoseconds until what the runtime has refused is tried again.
 const AGAIN: u64 = 1_000_000_000;
+/// The same of windows for which the runtime would collect each time: doubled up to an hour.
+const REST: u64 = 60_000_000_000;
+const LONGEST_REST: u64 = 60 * REST;
 
 struct Handle(libc::pthread_t);
 
@@ -90,6 +93,8 @@ enum Woken {
     Reached,
     /// Collections have become rare.
     Late,
+    /// The runtime collects for each change of a session ([`crate::forced_collections`]).
+    Forced,
     Stopped,
 }
 
@@ -116,23 +121,46 @@ impl<'a> Toggling<'a> {
     }
 
     fn run(&mut self) {
+        let mut rest = REST;
+        while self.windows() == Woken::Forced {
+            // All events cost the program less than the collections would.
+            self.session.shared().count(Count::AllocationWindowsForgone, 1);
+            self.stay_on();
+            let woken = self.sleep(Clock::Time, monotonic_time() + rest, u64::MAX);
+            if woken == Woken::Stopped || !self.duty.is_exceeded() {
+                return;
+            }
+            rest = LONGEST_REST.min(2 * rest);
+            *self = Self::new(self.session);
+        }
+    }
+
+    /// Until the events may be on all the time, or there can be no windows.
+    fn windows(&mut self) -> Woken {
         // From here on the first cycle decides what counts.
         let mut next = Some(self.begin());
         self.duty.closes.store(0, Ordering::Release);
         let parted = self.call(pipe::part);
         if parted != Some(true) {
             self.duty.set_always(BOUND, monotonic_time());
-            self.sleep(Clock::Time, monotonic_time() + AGAIN, u64::MAX);
-            return;
+            return self.sleep(Clock::Time, monotonic_time() + AGAIN, u64::MAX);
         }
         while let Some(mut cycle) = next {
+            if self.is_forced() {
+                return Woken::Forced;
+            }
             next = match self.cycle(&mut cycle) {
-                Woken::Stopped => return,
                 Woken::Reached => self.following(&cycle),
                 Woken::Late => self.instead(),
+                woken => return woken,
             };
         }
         self.stay_on();
+        Woken::Reached
+    }
+
+    fn is_forced(&self) -> bool {
+        self.session.events().forced_collections.are_made()
     }
 
     /// A cycle that begins now.
@@ -190,6 +218,9 @@ impl<'a> Toggling<'a> {
                 return woken;
             }
             self.call(|session| pipe::open(session, pipe::Part::Allocations));
+            if self.is_forced() {
+                return Woken::Forced;
+            }
         }
         if self.duty.closes.load(Ordering::Relaxed) != window.closes {
             let now = self.duty.position(window.clock, monotonic_time());

@@ -90,6 +90,53 @@ fn a_flood_of_allocations_has_windows_until_it_is_over() {
     }
 }
 
+/// The program's full collections in some seconds.
+fn full_collections(target: &mut Target) -> u64 {
+    let mut count = || target.tell("collections").parse::<u64>().unwrap_or_default();
+    let before = count();
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    count() - before
+}
+
+fn forgone(watcher: &Watcher) -> u64 {
+    watcher.status().count(Count::AllocationWindowsForgone)
+}
+
+#[test]
+fn there_are_no_windows_beside_a_tool_for_which_the_runtime_would_collect_each_time() {
+    for version in versions_with_events() {
+        for server in [false, true].into_iter().filter(|server| !server || version == "9") {
+            let start = Start { server, ..Start::default() };
+            let (mut target, mut watcher) = with_objects(version, start);
+            watcher.wish(ALLOCATIONS);
+            target.tell("flood on");
+            until_more_windows(&watcher);
+            let without = full_collections(&mut target);
+            assert_eq!(forgone(&watcher), 0, "{version}");
+            target.tell("listen on");
+            eventually("no windows", || (forgone(&watcher) == 1).then_some(()));
+            let at_first = target.tell("collections");
+            let beside = full_collections(&mut target);
+            println!(
+                "{version}, {server}: {without} full collections in five seconds, {beside} beside the \
+                 tool, {at_first} at first"
+            );
+            // One that opened the session for good may have been under way.
+            assert!(beside <= without + 1, "{version}: {beside} of {without}");
+            let before = windows(&watcher);
+            // Exceptions need no session.
+            for _ in 0..10 {
+                watcher.wish(ALLOCATIONS | wish::EXCEPTIONS);
+                watcher.wish(ALLOCATIONS);
+            }
+            assert_eq!(windows(&watcher), before, "{version}");
+            assert_eq!(watcher.status().lost(Loss::RuntimeCall), 0, "{version}");
+            target.tell("flood off");
+            target.quit();
+        }
+    }
+}
+
 #[test]
 fn events_are_switched_a_thousand_times_while_there_are_windows() {
     for version in versions_with_events() {

@@ -115,6 +115,8 @@ pub struct Start {
     pub file_size_limit: Option<u64>,
     /// With these faults, which a library that was built for debugging has.
     pub faults: Option<&'static str>,
+    /// With a collector that has threads of its own.
+    pub server: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -166,6 +168,9 @@ impl Target {
                     .env("CORECLR_NOTIFICATION_PROFILERS", entry);
             }
             None => {}
+        }
+        if start.server {
+            command.env("DOTNET_gcServer", "1");
         }
         if start.eager {
             command.env("STRATA_CLR_EAGER", "1");

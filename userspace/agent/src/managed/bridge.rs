@@ -463,6 +463,11 @@ impl Bridge {
         self.session.status().count(Count::AllocationWindows)
     }
 
+    /// Whether all events of allocations were on although there are too many: a claim of the process.
+    pub fn forwent_windows(&self) -> bool {
+        self.session.status().count(Count::AllocationWindowsForgone) > 0
+    }
+
     pub fn pid(&self) -> u32 {
         self.session.target().pid()
     }

@@ -117,6 +117,8 @@ pub(super) struct Events {
     /// Its objects when it ended.
     pub last_objects: Option<ObjectTable>,
     pub allocation_windows: Windows,
+    /// It was reported that there are none although there should be.
+    forwent_windows: bool,
 }
 
 /// How often its bridge has had events of allocations on for a while, because all of them would have cost
@@ -167,6 +169,20 @@ fn outdated(stated: u64) -> Kinds {
 }
 
 impl Events {
+    /// Takes what the bridge claims about windows of allocations.
+    pub fn note_windows(&mut self, bridge: &Bridge) {
+        self.allocation_windows.note(bridge.allocation_windows());
+        if bridge.forwent_windows() && !std::mem::replace(&mut self.forwent_windows, true) {
+            tracing::warn!(
+                pid = bridge.pid(),
+                "another tool has a session of this .NET process with the keyword GCHeapCollect \
+                 (dotnet-gcdump, or all keywords): every change of strata's own session makes the runtime \
+                 collect fully. The many allocations of the process are recorded all the time instead of \
+                 in windows, at a higher cost; windows are tried again after a minute or more"
+            );
+        }
+    }
+
     /// The kinds that are not asked for.
     fn refused(&self) -> Kinds {
         self.absent.iter().chain(self.outdated.iter()).collect()

@@ -373,7 +373,7 @@ impl Target {
         let runtime = &mut self.runtime;
         // A claim of the process: it may shrink later.
         self.lost = self.lost.max(bridge.lost());
-        self.events.allocation_windows.note(bridge.allocation_windows());
+        self.events.note_windows(bridge);
         if runtime.module_changes() != self.modules_seen {
             self.modules_seen = runtime.module_changes();
             self.units.set_modules(runtime.modules());

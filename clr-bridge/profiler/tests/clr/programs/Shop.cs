@@ -2,6 +2,7 @@
 // standard input for what is to happen while somebody watches.
 using System;
 using System.Collections.Generic;
+using System.Diagnostics.Tracing;
 using System.Linq;
 using System.Reflection;
 using System.Reflection.Emit;
@@ -199,6 +200,18 @@ namespace Shop
             return sum;
         }
 
+        sealed class CollectingListener : EventListener
+        {
+            const EventKeywords ManagedHeapCollect = (EventKeywords)0x800000;
+
+            protected override void OnEventSourceCreated(EventSource source)
+            {
+                if (source.Name == "Microsoft-Windows-DotNETRuntime")
+                    EnableEvents(source, EventLevel.Informational, ManagedHeapCollect);
+            }
+        }
+
+        static CollectingListener listener;
         static volatile bool floods;
         [ThreadStatic] static object flooded;
 
@@ -233,6 +246,12 @@ namespace Shop
                         for (int i = 0; floods && i < 2; i++)
                             new Thread(() => { while (floods) Flood(); }) { IsBackground = true }.Start();
                         break;
+                    case "listen":
+                        // With the keyword by which tools make the runtime collect, or no longer.
+                        if (words[1] == "on") listener = new CollectingListener();
+                        else listener.Dispose();
+                        break;
+                    case "collections": Console.WriteLine(GC.CollectionCount(2)); continue;
                     case "osr": Loop(int.Parse(words[1])); break;
                     case "compile":
                         // Real work for the JIT compiler: expression trees are dynamic methods.
