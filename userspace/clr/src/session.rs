@@ -518,8 +518,9 @@ impl Session {
             self.look_after_readers()?;
             self.status = self.reader.status()?;
             if !may_go_on {
-                // The bridge reports nothing more until it has another owner.
-                self.end(Life::Left);
+                // The bridge reports nothing more until it has another owner, which may also have left
+                // because the process has ended.
+                self.end(if self.has_ended() { Life::Ended } else { Life::Left });
             }
             if self.reader.missing_segments(&self.status) == 0 {
                 self.looking.nothing_missing();

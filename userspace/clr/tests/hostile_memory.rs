@@ -161,6 +161,19 @@ fn a_process_that_runs_another_program_now_has_no_bridge_any_more() {
     assert_eq!(session.life(), Life::Left);
 }
 
+/// As every process for a moment while it ends: its memory is not found by its first thread any more.
+#[test]
+fn a_process_has_not_left_its_bridge_when_only_its_first_thread_has_ended() {
+    must_be_root();
+    let mut clr = hostile("first-thread-ends");
+    let mut session = open(&clr).unwrap();
+    read_for(&mut session, Duration::from_secs(3), false);
+    assert_eq!(session.life(), Life::Running);
+    clr.kill();
+    read_for(&mut session, Duration::from_secs(3), false);
+    assert_eq!(session.life(), Life::Ended);
+}
+
 /// What was read of a ring: events, and their words.
 fn read_ring(session: &mut Session, are_last: bool) -> (usize, usize) {
     let events =

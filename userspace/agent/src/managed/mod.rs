@@ -718,6 +718,7 @@ impl Managed {
 
 #[cfg(test)]
 mod tests {
+    use super::code::MethodIndex;
     use super::*;
 
     #[test]
@@ -741,6 +742,25 @@ mod tests {
         assert!(managed.ask_again(|_| true).is_empty());
         managed.admit(image, Policy::Attach);
         assert_eq!(managed.standing_of(image), Some(Standing::Attaching));
+    }
+
+    #[test]
+    fn what_was_read_stays_where_a_process_ends_before_it_is_attached_to_again() {
+        let mut managed = Managed::new(Policy::EnvironmentOnly, false);
+        let (image, pid) = (ImageId(1), u32::MAX >> 1);
+        managed.found(pid, image);
+        let target = managed.targets.get_mut(&image).expect("it was found");
+        target.runtime.code.insert(0x1000, 0x40, &[], MethodIndex(0));
+        (target.state, target.is_free) = (State::Ended, true);
+        managed.reach_free_ones();
+        assert_eq!(managed.standing_of(image), Some(Standing::Attaching));
+        while managed.standing_of(image) == Some(Standing::Attaching) {
+            managed.take_arrivals();
+            std::thread::yield_now();
+        }
+        assert_eq!(managed.standing_of(image), Some(Standing::Refused));
+        assert!(managed.targets[&image].runtime.code.knows(0x1000));
+        assert_eq!(managed.totals().taken_over, 0);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Which processes are attached to, and what becomes of it: decisions, completed attaches, and
 //! processes that another strata left.
 
+use std::collections::hash_map::Entry;
 use std::time::Instant;
 
 use strata_clr::session::Which;
@@ -78,13 +79,18 @@ impl Managed {
     pub(super) fn reach(&mut self, pid: u32, image: ImageId, attach: bool) {
         self.left(pid);
         self.bridges.reach(pid, image, attach);
-        let mut target = Target::new(pid, image, self.budget.min(runtime::MAX_BYTES));
+        let target = match self.targets.entry(image) {
+            Entry::Occupied(target) => {
+                let target = target.into_mut();
+                target.attach_again();
+                target
+            }
+            Entry::Vacant(place) => {
+                place.insert(Target::new(pid, image, self.budget.min(runtime::MAX_BYTES)))
+            }
+        };
         if self.policy != Policy::AsTold {
             target.events.wanted = self.events;
-        }
-        if let Some(before) = self.targets.insert(image, target) {
-            self.lost_before += before.lost_in_all();
-            self.windows_before.add(before.events.allocation_windows.seen());
         }
         self.current.insert(pid, image);
     }
@@ -138,6 +144,13 @@ impl Managed {
             if matches!(target.state, State::Ended) {
                 continue;
             }
+            if outcome.is_ok()
+                && let Some(before) = target.replace_earlier()
+            {
+                self.lost_before += before.lost_in_all();
+                self.windows_before.add(before.events.allocation_windows.seen());
+                self.taken_over += u64::from(self.freed.contains_key(&image));
+            }
             target.state = match outcome {
                 Ok(bridge) => {
                     self.attached += 1;
@@ -185,7 +198,6 @@ impl Managed {
             if *times > MOST_FREED {
                 continue;
             }
-            self.taken_over += 1;
             tracing::info!(pid, "another strata has left a .NET process: it is attached to again");
             // As it was decided on, where each is.
             match self.policy {

@@ -61,6 +61,8 @@ pub(super) struct Target {
     pub units: Units,
     /// Attaches that are tried again later.
     pub tries: u32,
+    /// It is attached to once more, and what an earlier bridge reported is still here.
+    has_earlier: bool,
     modules_seen: usize,
     /// Records lost on their way here.
     pub lost: u64,
@@ -191,6 +193,7 @@ impl Target {
             runtime,
             units: Units::default(),
             tries: 0,
+            has_earlier: false,
             modules_seen: 0,
             lost: 0,
             published: Instant::now(),
@@ -217,6 +220,31 @@ impl Target {
             has_reported: false,
             credit: Credit::new(Instant::now()),
         }
+    }
+
+    /// Is attached to once more. What was read before stays until there is a bridge to read again: the
+    /// process may be about to end, and nothing else names its samples.
+    pub fn attach_again(&mut self) {
+        self.state = State::Attaching;
+        self.has_earlier = true;
+        self.tries = 0;
+        self.reached = Some(Instant::now());
+        self.ended = None;
+        self.is_free = false;
+        self.runtime.code.touch_all();
+    }
+
+    /// There is another bridge, which reports everything anew: what an earlier one reported is replaced,
+    /// and returned.
+    pub fn replace_earlier(&mut self) -> Option<Self> {
+        if !self.has_earlier {
+            return None;
+        }
+        let mut now = Self::new(self.pid, self.image, self.most_bytes);
+        now.most_table_bytes = self.most_table_bytes;
+        now.reached = self.reached;
+        now.events.wanted = self.events.wanted;
+        Some(std::mem::replace(self, now))
     }
 
     /// Whether its bridge has not reported the existing code yet, or not all of that has been read.

@@ -53,7 +53,9 @@ impl Look {
         let start = Instant::now();
         // Gone by exec, or because the process unmapped it.
         let name = format!("map_files/{:x}-{:x}", self.main.start, self.main.end);
-        let is_mapped = !matches!(self.target.read_link(&name), Err(TargetError::Gone(_)));
+        let is_gone = |name: &str| matches!(self.target.read_link(name), Err(TargetError::Gone(_)));
+        // A process whose first thread has ended has neither, as long as its other threads are there.
+        let is_mapped = !is_gone(&name) || is_gone("exe");
         let segments =
             self.known.filter(|_| is_mapped).map(|known| match Mappings::read(&self.target) {
                 Ok(mappings) => Segments::open(&self.target, &mappings, &known),

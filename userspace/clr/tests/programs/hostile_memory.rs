@@ -33,7 +33,7 @@ fn main() {
         "huge-pages" => huge_pages(),
         "many" => many(),
         "holds" => std::mem::forget(main_file(&status(1, 0))),
-        "execs" => std::mem::forget(main_file(&status(0, 0))),
+        "execs" | "first-thread-ends" => std::mem::forget(main_file(&status(0, 0))),
         "another-version" => another_version(),
         "ring-flood" => ring_flood(),
         "ring-noise" => ring_noise(),
@@ -48,6 +48,16 @@ fn main() {
         let error =
             std::os::unix::process::CommandExt::exec(std::process::Command::new("sleep").arg("60"));
         panic!("{error}");
+    }
+    if behaviour == "first-thread-ends" {
+        std::thread::spawn(|| {
+            loop {
+                std::thread::park();
+            }
+        });
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        // SAFETY: this thread does nothing any more.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
     }
     loop {
         std::thread::park();
