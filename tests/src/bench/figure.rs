@@ -48,7 +48,11 @@ impl Figure {
     pub fn difference(part: &str, name: impl Into<String>, estimate: &Estimate) -> Self {
         let mut figure = Self::new(part, name, estimate.mean, "%");
         figure.plus_minus = Some(estimate.half_width);
-        figure.note(format!("{} pairs, median {:+.2}", estimate.count, estimate.median))
+        let (count, middle) = (estimate.count, estimate.middle);
+        figure.note(format!(
+            "{count} pairs, median {:+.2}, middle {:+.2} ({:+.2} to {:+.2})",
+            estimate.median, middle.value, middle.from, middle.to
+        ))
     }
 
     pub fn note(mut self, note: impl Into<String>) -> Self {
