@@ -92,6 +92,10 @@ fn without_a_probe_exceptions_have_the_managed_frames_that_they_have_with_one() 
         for (name, type_name, method) in WAYS {
             let (seen, truth) = (thrown(&stacks, type_name), own[name]);
             println!("{version} {type_name}: {truth} thrown, {seen} seen");
+            if seen != truth {
+                println!("{version}: {}", without.summary()?.0["clr"]);
+                println!("{version}: {}", with.summary()?.0["clr"]);
+            }
             assert_eq!((seen, thrown(&whole, type_name)), (truth, truth), "{version} {type_name}");
             let calls = |stack: &Stack| {
                 ["Shop.Throws.Paced", method]
@@ -99,6 +103,12 @@ fn without_a_probe_exceptions_have_the_managed_frames_that_they_have_with_one() 
                     .all(|method| stack.frames.iter().any(|frame| frame.name.starts_with(method)))
             };
             let is_message = |stack: &Stack| !label(stack, "exception message").is_empty();
+            let is_of = |stack: &Stack| label(stack, "exception type") == type_name;
+            for (how, stacks) in [("without", &stacks), ("with", &whole)] {
+                for stack in stacks.that(|stack| is_of(stack) && !calls(stack)).stacks {
+                    println!("{version}, {how} a probe, not complete: {stack:#?}");
+                }
+            }
             let complete = stacks.that(calls);
             assert_eq!(thrown(&complete, type_name), truth, "{version} {type_name}");
             let expected = if name == "missing" { 0 } else { truth };

@@ -240,7 +240,10 @@ impl Engine {
                 && let Some(&last) = user.last()
             {
                 let (address, is_caller) = (address_of(last), is_caller(last));
-                if patient && self.managed.unannounced(raw.image, address, is_caller) {
+                if patient
+                    && (self.managed.unannounced(raw.image, address, is_caller)
+                        || self.managed.has_yet_to_read(raw.image, raw.header.time))
+                {
                     return false;
                 }
                 if self.managed.take_for_stub(raw.image, address, is_caller) {
