@@ -30,6 +30,9 @@ const WORDS: usize = MAX_TYPE / 8;
 const SLOTS: usize = 512;
 /// Attempts to get the table's lock, which is held for nanoseconds.
 const TRIES: usize = 64;
+/// Further ones, each after a pause in nanoseconds: two milliseconds in all.
+const PAUSES: usize = 40;
+const PAUSE: i64 = 50_000;
 /// Arguments of arguments; deeper ones are [`NOT_SHOWN`]. Each takes stack of the app's.
 const DEEPEST: u32 = 16;
 const NOT_SHOWN: &str = "…";
@@ -100,15 +103,18 @@ impl ClassNames {
         self.generation.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The metadata of a module, for a thread that may not wait. `Err`: others keep the table busy.
+    /// The metadata of a module, for a thread that a collection may wait for. `Err`: others keep the table
+    /// busy. A thread that holds it calls nothing of the runtime, but may have been preempted: it is waited
+    /// for briefly.
     pub fn metadata(&self, module: usize) -> Result<Option<Metadata>, Busy> {
-        for _ in 0..TRIES {
+        for attempt in 0..TRIES + PAUSES {
             match self.modules.try_lock() {
                 Ok(modules) => return Ok(modules.get(module as u64).flatten()),
                 Err(TryLockError::Poisoned(modules)) => {
                     return Ok(modules.into_inner().get(module as u64).flatten());
                 }
-                Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+                Err(TryLockError::WouldBlock) if attempt < TRIES => std::hint::spin_loop(),
+                Err(TryLockError::WouldBlock) => pause(),
             }
         }
         Err(Busy)
@@ -172,6 +178,12 @@ impl ClassNames {
         slot.generation.store(generation, Ordering::Relaxed);
         slot.version.store(version.wrapping_add(2), Ordering::Release);
     }
+}
+
+fn pause() {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: PAUSE };
+    // SAFETY: it reads the time and stores nothing.
+    unsafe { libc::nanosleep(&time, std::ptr::null_mut()) };
 }
 
 /// Other threads keep what is asked for busy.

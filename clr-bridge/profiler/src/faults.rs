@@ -7,6 +7,7 @@
 //! | `early` | a callback panics before the runtime is ready |
 //! | `detach=N` | the runtime refuses to detach the bridge N times |
 //! | `stop=N` | the session of events cannot be closed N times |
+//! | `rest=N` | windows that were given up are tried again after N milliseconds |
 //!
 //! **Invariant:** the library that is shipped has none of it.
 
@@ -28,6 +29,7 @@ mod provoked {
     static EARLY: AtomicBool = AtomicBool::new(false);
     static DETACH: AtomicU32 = AtomicU32::new(0);
     static STOP: AtomicU32 = AtomicU32::new(0);
+    static REST: AtomicU32 = AtomicU32::new(0);
 
     pub fn read() {
         // SAFETY: the name ends with a NUL, and no test changes its environment.
@@ -45,6 +47,7 @@ mod provoked {
                 "early" => EARLY.store(true, Ordering::Relaxed),
                 "detach" => DETACH.store(number, Ordering::Relaxed),
                 "stop" => STOP.store(number, Ordering::Relaxed),
+                "rest" => REST.store(number, Ordering::Relaxed),
                 _ => {}
             }
         }
@@ -56,6 +59,11 @@ mod provoked {
 
     pub fn before_the_runtime_is_ready() {
         assert!(!EARLY.swap(false, Ordering::Relaxed), "as wanted");
+    }
+
+    pub fn rest_of_windows() -> Option<u64> {
+        let milliseconds = REST.load(Ordering::Relaxed);
+        (milliseconds != 0).then_some(u64::from(milliseconds))
     }
 
     pub fn refuses(call: Call) -> bool {
@@ -72,9 +80,14 @@ mod provoked {
     pub fn read() {}
     pub fn at_a_threads_name(_name: &str) {}
     pub fn before_the_runtime_is_ready() {}
+    pub fn rest_of_windows() -> Option<u64> {
+        None
+    }
     pub fn refuses(_call: super::Call) -> bool {
         false
     }
 }
 
-pub use provoked::{at_a_threads_name, before_the_runtime_is_ready, read, refuses};
+pub use provoked::{
+    at_a_threads_name, before_the_runtime_is_ready, read, refuses, rest_of_windows,
+};

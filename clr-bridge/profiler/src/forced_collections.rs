@@ -1,6 +1,6 @@
 //! Collections that a change of the bridge's own sessions makes.
 //!
-//! While any tool has a session with the keyword `ManagedHeapCollect` (0x800000), as `dotnet-gcdump` and
+//! While any tool has a session with the keyword `GCHeapCollect` (0x800000), as `dotnet-gcdump` and
 //! sessions with all keywords have, the runtime collects fully each time that a session of its provider
 //! is opened or closed, and the thread that does so waits for it (src/coreclr/vm/eventtrace.cpp,
 //! `EtwCallbackCommon`). No interface reveals the keywords of other sessions, so it is seen by the
@@ -16,6 +16,7 @@ const OLDEST: u32 = 2;
 /// program has asked for. In so many changes in a row it is not.
 const IN_A_ROW: u32 = 2;
 
+/// Whether changes of sessions make the runtime collect.
 pub struct ForcedCollections {
     /// The thread that changes a session; 0: none does.
     changing: AtomicU32,
@@ -25,6 +26,8 @@ pub struct ForcedCollections {
     is_induced: AtomicBool,
     /// Changes in a row during which there was one.
     in_a_row: AtomicU32,
+    /// A thread that changes a session collects by itself in this process.
+    has_collected_itself: AtomicBool,
     is_forced: AtomicBool,
 }
 
@@ -35,13 +38,20 @@ impl ForcedCollections {
             collects_itself: AtomicBool::new(false),
             is_induced: AtomicBool::new(false),
             in_a_row: AtomicU32::new(0),
+            has_collected_itself: AtomicBool::new(false),
             is_forced: AtomicBool::new(false),
         }
     }
 
-    /// Whether the last change made a collection.
-    pub fn are_made(&self) -> bool {
+    /// Whether the last change made the runtime collect.
+    pub fn is_forced(&self) -> bool {
         self.is_forced.load(Ordering::Relaxed)
+    }
+
+    /// The next change will tell again.
+    pub fn forget(&self) {
+        self.in_a_row.store(0, Ordering::Relaxed);
+        self.is_forced.store(false, Ordering::Relaxed);
     }
 
     /// Makes a change on this thread; one is made at a time. `collections` counts those of the process.
@@ -64,7 +74,12 @@ impl ForcedCollections {
             before => before,
         };
         self.in_a_row.store(in_a_row, Ordering::Relaxed);
-        let is_forced = self.collects_itself.load(Ordering::Relaxed) || in_a_row >= IN_A_ROW;
+        let collects_itself = self.collects_itself.load(Ordering::Relaxed);
+        if collects_itself {
+            self.has_collected_itself.store(true, Ordering::Relaxed);
+        }
+        let is_by_itself = self.has_collected_itself.load(Ordering::Relaxed);
+        let is_forced = collects_itself || !is_by_itself && in_a_row >= IN_A_ROW;
         self.is_forced.store(is_forced, Ordering::Relaxed);
         result
     }
@@ -94,7 +109,7 @@ mod tests {
     const CHANGER: u32 = 7;
     const COLLECTOR: u32 = 8;
 
-    fn are_made(forced: &ForcedCollections, collection: Option<(u32, u32, u32)>) -> bool {
+    fn is_made(forced: &ForcedCollections, collection: Option<(u32, u32, u32)>) -> bool {
         let count = Cell::new(0);
         let collect = || {
             if let Some((thread, generation, reason)) = collection {
@@ -104,17 +119,29 @@ mod tests {
             }
         };
         forced.watch(CHANGER, || count.get(), collect);
-        forced.are_made()
+        forced.is_forced()
     }
 
     #[test]
     fn a_collection_of_the_thread_that_changes_a_session_is_forced() {
         let forced = ForcedCollections::new();
-        assert!(are_made(&forced, Some((CHANGER, OLDEST, INDUCED))));
-        assert!(!are_made(&forced, None));
+        assert!(is_made(&forced, Some((CHANGER, OLDEST, INDUCED))));
+        assert!(!is_made(&forced, None));
         forced.suspends(CHANGER);
         forced.starts(OLDEST, INDUCED);
-        assert!(!are_made(&forced, None));
+        assert!(!is_made(&forced, None));
+    }
+
+    #[test]
+    fn what_was_seen_is_forgotten() {
+        let forced = ForcedCollections::new();
+        assert!(is_made(&forced, Some((CHANGER, OLDEST, INDUCED))));
+        forced.forget();
+        assert!(!forced.is_forced());
+        // Where the thread collects by itself, other collections are the program's.
+        for _ in 0..10 {
+            assert!(!is_made(&forced, Some((COLLECTOR, OLDEST, INDUCED))));
+        }
     }
 
     #[test]
@@ -122,14 +149,14 @@ mod tests {
         let forced = ForcedCollections::new();
         let (full, young) = ((COLLECTOR, OLDEST, INDUCED), (COLLECTOR, 0, 0));
         for _ in 0..100 {
-            assert!(!are_made(&forced, Some(full)));
-            assert!(!are_made(&forced, None));
-            assert!(!are_made(&forced, Some(young)));
+            assert!(!is_made(&forced, Some(full)));
+            assert!(!is_made(&forced, None));
+            assert!(!is_made(&forced, Some(young)));
         }
-        assert!(!are_made(&forced, Some(full)));
+        assert!(!is_made(&forced, Some(full)));
         // The session with the event was closed.
-        assert!(!are_made(&forced, Some(young)));
-        assert!(are_made(&forced, Some(full)));
-        assert!(!are_made(&forced, None));
+        assert!(!is_made(&forced, Some(young)));
+        assert!(is_made(&forced, Some(full)));
+        assert!(!is_made(&forced, None));
     }
 }

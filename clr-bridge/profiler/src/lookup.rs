@@ -282,6 +282,7 @@ impl Lookup {
             if is_first_try && session.events().wants(kind::OBJECT) {
                 // Objects that were reported to the last owner mean nothing to this one.
                 session.events().want(0);
+                session.events().pipe.forget();
                 session.call(|| objects::apply(session));
             }
             session.start_reporting();

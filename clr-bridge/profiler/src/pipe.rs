@@ -112,6 +112,11 @@ impl Sessions {
         }
     }
 
+    /// What is open is not what is wanted, whatever the kinds.
+    pub fn forget(&self) {
+        self.kinds.store(UNKNOWN_KINDS, Ordering::Relaxed);
+    }
+
     fn of(&self, part: Part) -> &AtomicU64 {
         let [whole, waits, collections, allocations] = &self.open;
         match part {
@@ -137,11 +142,14 @@ fn provider(session: &Session, part: Part) -> Option<Provider> {
     }
     let of_allocations = events.wants(kind::ALLOCATION) || events.wants(kind::OBJECT);
     if part.has(Part::Allocations) && of_allocations {
-        // Collections are known by it ([`crate::forced_collections`]).
-        keywords |= GC;
         if session.major() >= SAMPLES_ALLOCATIONS {
             keywords |= ALLOCATION_SAMPLING;
+            if part == Part::Allocations {
+                // Collections that it makes are recognized ([`crate::forced_collections`]).
+                keywords |= GC;
+            }
         } else {
+            keywords |= GC;
             level = VERBOSE;
         }
     }
@@ -205,11 +213,18 @@ fn on_a_thread(session: &Session) -> bool {
 fn change(session: &Session) -> bool {
     let kinds = session.events().of_sessions();
     let open_for = &session.events().pipe.kinds;
-    // A change may cost a collection ([`crate::forced_collections`]).
-    if is_part_open(session, Part::Whole) && kinds == open_for.load(Ordering::Relaxed) {
-        return true;
+    if kinds == open_for.load(Ordering::Relaxed) {
+        // A change may make the runtime collect ([`crate::forced_collections`]).
+        let [whole, parts @ ..] = Part::ALL;
+        let is_whole = is_part_open(session, whole);
+        if !is_whole && parts.iter().all(|part| open(session, *part)) {
+            return true;
+        }
+        if is_whole && !parts.iter().any(|part| is_part_open(session, *part)) {
+            return true;
+        }
     }
-    open_for.store(UNKNOWN_KINDS, Ordering::Relaxed);
+    session.events().pipe.forget();
     if !Part::ALL.iter().all(|part| close(session, *part)) {
         return false;
     }

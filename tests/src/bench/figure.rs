@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::pairs::Estimate;
+use super::pairs::{Estimate, Pseudomedian};
 use super::report::print_columns;
 
 /// Whether a figure is within its bound.
@@ -48,11 +48,14 @@ impl Figure {
     pub fn difference(part: &str, name: impl Into<String>, estimate: &Estimate) -> Self {
         let mut figure = Self::new(part, name, estimate.mean, "%");
         figure.plus_minus = Some(estimate.half_width);
-        let (count, middle) = (estimate.count, estimate.middle);
-        figure.note(format!(
-            "{count} pairs, median {:+.2}, middle {:+.2} ({:+.2} to {:+.2})",
-            estimate.median, middle.value, middle.from, middle.to
-        ))
+        let figure =
+            figure.note(format!("{} pairs, median {:+.2}", estimate.count, estimate.median));
+        match estimate.pseudomedian {
+            Some(Pseudomedian { value, from, to }) => {
+                figure.note(format!("pseudomedian {value:+.2}, {from:+.2} to {to:+.2}"))
+            }
+            None => figure,
+        }
     }
 
     pub fn note(mut self, note: impl Into<String>) -> Self {

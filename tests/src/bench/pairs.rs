@@ -6,14 +6,15 @@ pub struct Estimate {
     pub mean: f64,
     pub half_width: f64,
     pub median: f64,
-    /// The middle of all pairs' means, and its own 95 % interval: a stall of the machine, which is in some
-    /// pairs only, hardly moves it (Hodges and Lehmann, with the quantiles of Wilcoxon's signed ranks).
-    pub middle: Middle,
+    /// Hodges and Lehmann's estimate. `None`: there are too few values for its interval.
+    pub pseudomedian: Option<Pseudomedian>,
     pub count: usize,
 }
 
+/// The median of the means of every two values, with a 95 % interval by Wilcoxon's signed ranks: a stall of
+/// the machine, which is in some values only, hardly moves it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Middle {
+pub struct Pseudomedian {
     pub value: f64,
     pub from: f64,
     pub to: f64,
@@ -34,10 +35,15 @@ pub fn estimate(values: &[f64]) -> Estimate {
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
     let freedom = count as f64 - 1.0;
     let half_width = quantile(freedom) * (squares / freedom / count as f64).sqrt();
-    Estimate { mean, half_width, median: median(values), middle: middle(values), count }
+    Estimate { mean, half_width, median: median(values), pseudomedian: pseudomedian(values), count }
 }
 
-fn middle(values: &[f64]) -> Middle {
+fn pseudomedian(values: &[f64]) -> Option<Pseudomedian> {
+    // With fewer, the normal distribution is too far from that of the ranks.
+    const LEAST: usize = 10;
+    if values.len() < LEAST {
+        return None;
+    }
     let count = values.len() as f64;
     let mut means: Vec<f64> = values
         .iter()
@@ -49,7 +55,8 @@ fn middle(values: &[f64]) -> Middle {
     let left_out = (count * (count + 1.0) / 4.0 - spread).max(0.0) as usize;
     let at = |place: usize| means.get(place).copied().unwrap_or(f64::NAN);
     let last = means.len().saturating_sub(1);
-    Middle { value: median(&means), from: at(left_out), to: at(last.saturating_sub(left_out)) }
+    let (from, to) = (at(left_out), at(last.saturating_sub(left_out)));
+    Some(Pseudomedian { value: median(&means), from, to })
 }
 
 /// Of the normal distribution, for 97.5 %.
@@ -99,15 +106,16 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_hardly_moves_the_middle() {
+    fn a_stall_hardly_moves_the_pseudomedian() {
         // 52 of the 210 means are left out at each end.
         let mut values: Vec<f64> = (1..=20).map(f64::from).collect();
-        let before = estimate(&values).middle;
-        assert_eq!((before.value, before.from, before.to), (10.5, 7.5, 13.5));
+        let before = estimate(&values).pseudomedian;
+        assert_eq!(before, Some(Pseudomedian { value: 10.5, from: 7.5, to: 13.5 }));
         values[19] = 1_000.0;
         let found = estimate(&values);
-        assert!(found.half_width > 50.0 && found.middle.value < 11.5, "{found:?}");
-        assert!(found.middle.to < 15.0, "{found:?}");
+        let after = found.pseudomedian.expect("enough values");
+        assert!(found.half_width > 50.0 && after.value < 11.5 && after.to < 15.0, "{found:?}");
+        assert_eq!(estimate(&values[..9]).pseudomedian, None);
     }
 
     #[test]

@@ -42,6 +42,10 @@ pub struct DutyCycle {
     counted: AtomicU64,
     collections: Collections,
     bound: Bound,
+    /// For how long windows are given up next time; 0: as at first.
+    rest: AtomicU64,
+    /// When those are tried again that were given up.
+    rests_until: AtomicU64,
 }
 
 /// Collections of the process, as a clock.
@@ -97,6 +101,8 @@ impl DutyCycle {
                 interval: AtomicU64::new(SECOND / BOUND),
                 is_exceeded: AtomicBool::new(false),
             },
+            rest: AtomicU64::new(0),
+            rests_until: AtomicU64::new(0),
         }
     }
 

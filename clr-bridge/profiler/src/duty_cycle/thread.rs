@@ -18,16 +18,17 @@ use strata_bridge_protocol::status::{Count, Loss};
 use super::DutyCycle;
 use super::planning::{BOUND, Clock, Cycle, Measured, Planner, Window};
 use crate::session::Session;
-use crate::{gate, lifecycle, own_thread, pipe};
+use crate::{faults, gate, lifecycle, own_thread, pipe};
 
 /// A cycle of collections is broken off when there is none for so long, and when it takes longer than that.
 const PATIENCE: u64 = 1_000_000_000;
 const LONGEST: u64 = 4_000_000_000;
 /// Nanoseconds until what the runtime has refused is tried again.
 const AGAIN: u64 = 1_000_000_000;
-/// The same of windows for which the runtime would collect each time: doubled up to an hour.
+/// Nanoseconds until windows are tried again for which the runtime collected: doubled each time, up to a
+/// bound.
 const REST: u64 = 60_000_000_000;
-const LONGEST_REST: u64 = 60 * REST;
+const LONGEST_REST: u64 = 8 * REST;
 
 struct Handle(libc::pthread_t);
 
@@ -121,18 +122,29 @@ impl<'a> Toggling<'a> {
     }
 
     fn run(&mut self) {
-        let mut rest = REST;
-        while self.windows() == Woken::Forced {
-            // All events cost the program less than the collections would.
+        while self.rest() && self.windows() == Woken::Forced {
             self.session.shared().count(Count::AllocationWindowsForgone, 1);
+            let first = faults::rest_of_windows().map_or(REST, |rest| rest * 1_000_000);
+            let rest = self.duty.rest.load(Ordering::Relaxed).clamp(first, LONGEST_REST);
+            self.duty.rest.store(2 * rest, Ordering::Relaxed);
+            self.duty.rests_until.store(monotonic_time() + rest, Ordering::Relaxed);
+        }
+    }
+
+    /// Has all events on while windows are given up: these cost a known part of a CPU, and full
+    /// collections of a large heap any. `false`: the thread ends.
+    fn rest(&mut self) -> bool {
+        let until = self.duty.rests_until.load(Ordering::Relaxed);
+        if monotonic_time() < until {
             self.stay_on();
-            let woken = self.sleep(Clock::Time, monotonic_time() + rest, u64::MAX);
+            let woken = self.sleep(Clock::Time, until, u64::MAX);
             if woken == Woken::Stopped || !self.duty.is_exceeded() {
-                return;
+                return false;
             }
-            rest = LONGEST_REST.min(2 * rest);
             *self = Self::new(self.session);
         }
+        self.session.events().forced_collections.forget();
+        true
     }
 
     /// Until the events may be on all the time, or there can be no windows.
@@ -150,7 +162,10 @@ impl<'a> Toggling<'a> {
                 return Woken::Forced;
             }
             next = match self.cycle(&mut cycle) {
-                Woken::Reached => self.following(&cycle),
+                Woken::Reached => {
+                    self.duty.rest.store(0, Ordering::Relaxed);
+                    self.following(&cycle)
+                }
                 Woken::Late => self.instead(),
                 woken => return woken,
             };
@@ -160,7 +175,7 @@ impl<'a> Toggling<'a> {
     }
 
     fn is_forced(&self) -> bool {
-        self.session.events().forced_collections.are_made()
+        self.session.events().forced_collections.is_forced()
     }
 
     /// A cycle that begins now.

@@ -424,6 +424,12 @@ impl Watcher {
         self.wish(wish::JIT_EVENTS);
     }
 
+    pub fn wish_until_obeyed(&mut self, flags: u64) {
+        let before = self.status().obeyed;
+        self.wish(flags);
+        eventually("the wish in force", || (self.status().obeyed != before).then_some(()));
+    }
+
     pub fn wish(&mut self, flags: u64) {
         if self.owner.is_none() {
             let main = mapped(self.pid, "strata-clr").into_iter().next().expect("the main file");

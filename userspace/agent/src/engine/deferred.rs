@@ -90,6 +90,12 @@ impl Pending {
         self.bytes > self.most_bytes / 2
     }
 
+    /// Drops all of them.
+    pub fn clear(&mut self) {
+        self.waiting.clear();
+        self.bytes = 0;
+    }
+
     /// Whether the limit of stacks that wait for a process's bridge is reached, so that room is
     /// left for other processes' samples.
     pub fn has_enough_of(&self, pid: u32) -> bool {
@@ -240,9 +246,13 @@ impl Engine {
                 && let Some(&last) = user.last()
             {
                 let (address, is_caller) = (address_of(last), is_caller(last));
-                if patient
-                    && (self.managed.unannounced(raw.image, address, is_caller)
-                        || self.managed.has_yet_to_read(raw.image, raw.header.time))
+                let may_wait = patient && !self.pending.has_enough_of(raw.header.pid);
+                if patient && self.managed.unannounced(raw.image, address, is_caller) {
+                    return false;
+                }
+                if may_wait
+                    && space.mapping_of(address).is_some()
+                    && self.managed.has_yet_to_read(raw.image, raw.header.time)
                 {
                     return false;
                 }

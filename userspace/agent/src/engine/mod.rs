@@ -264,6 +264,7 @@ impl Engine {
     /// Walks the threads of prepared processes again; earlier results are dropped.
     pub fn walk(&mut self, pids: &BTreeSet<u32>) {
         self.aggregate = Aggregate::new(Kinds::NONE);
+        self.pending.clear();
         self.managed.forget_places();
         self.passes.send_all();
         self.pass_now(WALKING);

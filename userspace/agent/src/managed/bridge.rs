@@ -463,9 +463,9 @@ impl Bridge {
         self.session.status().count(Count::AllocationWindows)
     }
 
-    /// Whether all events of allocations were on although there are too many: a claim of the process.
-    pub fn forwent_windows(&self) -> bool {
-        self.session.status().count(Count::AllocationWindowsForgone) > 0
+    /// How often all events of allocations were on although there were too many: a claim of the process.
+    pub fn windows_forgone(&self) -> u64 {
+        self.session.status().count(Count::AllocationWindowsForgone)
     }
 
     pub fn pid(&self) -> u32 {

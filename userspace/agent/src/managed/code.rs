@@ -56,6 +56,9 @@ const PAGE: u32 = 12;
 const MAX_SIZE: u32 = 16 << 20;
 /// A stub is a few instructions; this much around an address without a known owner counts as one.
 const STUB: u64 = 16;
+/// A method may run before the record of it is written: on another thread than the one that has compiled
+/// it, which reports it when it is scheduled again. In nanoseconds.
+pub const WRITTEN_LATE: u64 = 300_000_000;
 
 /// Position of a method in its process's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -248,13 +251,30 @@ impl CodeMap {
         }
         // Samples of a held era are of what is there when all is read, also if that ends before they
         // are named.
-        let born = self.held.unwrap_or(self.era);
+        let mut born = self.held.unwrap_or(self.era);
+        if method.is_some() {
+            // Another thread than the one that reports it may have run it already.
+            let earliest = self.era_at(self.time.saturating_sub(WRITTEN_LATE));
+            if earliest < born && !self.had_code_within(start, end) {
+                born = earliest;
+            }
+        }
         self.spans.insert(start, Span { size, rows, owner: method.into(), born });
         self.use_method(method);
         for unit in units_of(start, end) {
             *self.units.entry(unit).or_default() += 1;
         }
         self.touch(start, end);
+    }
+
+    /// Whether code that has ended overlaps a range, as far as that is remembered.
+    fn had_code_within(&self, start: u64, end: u64) -> bool {
+        let overlaps = |retired: &Retired| {
+            retired.start < end && retired.start + u64::from(retired.span.size) > start
+        };
+        let pages = start >> PAGE..=(end - 1) >> PAGE;
+        let mut in_pages = pages.filter_map(|page| self.retired.get(&page));
+        in_pages.any(|in_page| in_page.iter().rev().any(overlaps))
     }
 
     /// Whether a span overlaps a range. Spans do not overlap each other, so the last one that starts
@@ -909,6 +929,25 @@ mod tests {
         map.insert(0x1000, 0x40, &[(0, rule(8))], MethodIndex(5));
         let all = [Some(2), Some(2), Some(4), Some(4), Some(5)];
         assert_eq!(at(&map, [300, 399, 400, 499, 500]), all);
+    }
+
+    #[test]
+    fn code_that_runs_before_its_record_is_written_is_that_of_the_record() {
+        const SECOND: u64 = 1_000_000_000;
+        let mut map = CodeMap::default();
+        let insert = |map: &mut CodeMap, time, start, method| {
+            map.set_time(time, time);
+            map.insert(start, 0x40, &[(0, rule(8))], MethodIndex(method));
+        };
+        insert(&mut map, SECOND, 0x1000, 1);
+        let ran = map.era_at(SECOND);
+        map.set_time(SECOND + 1, SECOND + 1);
+        map.remove(0x1000);
+        insert(&mut map, SECOND + 2, 0x2000, 2);
+        insert(&mut map, SECOND + 3, 0x1000, 3);
+        insert(&mut map, 2 * SECOND, 0x3000, 4);
+        let found = [0x1000, 0x2000, 0x3000].map(|at| map.method_at(at, ran).map(|f| f.method.0));
+        assert_eq!(found, [Some(1), Some(2), None]);
     }
 
     #[test]

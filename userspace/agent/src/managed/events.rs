@@ -117,8 +117,7 @@ pub(super) struct Events {
     /// Its objects when it ended.
     pub last_objects: Option<ObjectTable>,
     pub allocation_windows: Windows,
-    /// It was reported that there are none although there should be.
-    forwent_windows: bool,
+    windows_forgone: Forgone,
 }
 
 /// How often its bridge has had events of allocations on for a while, because all of them would have cost
@@ -127,6 +126,21 @@ pub(super) struct Events {
 pub(super) struct Windows {
     before: Option<u64>,
     now: u64,
+}
+
+/// What a bridge says of windows that it has given up.
+#[derive(Debug, Default)]
+struct Forgone {
+    before: Option<u64>,
+    is_reported: bool,
+}
+
+impl Forgone {
+    /// Whether there are some since the bridge was read first, for the first time.
+    fn is_new(&mut self, count: u64) -> bool {
+        let before = *self.before.get_or_insert(count);
+        count > before && !std::mem::replace(&mut self.is_reported, true)
+    }
 }
 
 /// The windows of several processes.
@@ -172,13 +186,13 @@ impl Events {
     /// Takes what the bridge claims about windows of allocations.
     pub fn note_windows(&mut self, bridge: &Bridge) {
         self.allocation_windows.note(bridge.allocation_windows());
-        if bridge.forwent_windows() && !std::mem::replace(&mut self.forwent_windows, true) {
+        if self.windows_forgone.is_new(bridge.windows_forgone()) {
             tracing::warn!(
                 pid = bridge.pid(),
-                "another tool has a session of this .NET process with the keyword GCHeapCollect \
-                 (dotnet-gcdump, or all keywords): every change of strata's own session makes the runtime \
-                 collect fully. The many allocations of the process are recorded all the time instead of \
-                 in windows, at a higher cost; windows are tried again after a minute or more"
+                "a change of strata's session of events made this .NET process collect fully: another \
+                 tool had a session with the keyword GCHeapCollect (dotnet-gcdump, or all keywords). Its \
+                 many allocations are recorded all the time instead of in windows, at a higher cost; \
+                 windows are tried again after one to eight minutes"
             );
         }
     }

@@ -184,9 +184,6 @@ const ALL_TOGETHER: Duration = Duration::from_millis(20);
 const NEXT_TURN: Duration = Duration::from_millis(20);
 /// The budget of a process that has ended.
 const LAST_WORDS: Duration = Duration::from_millis(20);
-/// A method may run before the record of it is written: on another thread than the one that has compiled
-/// it, which reports it when it is scheduled again. In nanoseconds.
-const WRITTEN_LATE: u64 = 300_000_000;
 /// The time limit of the last requests at the end.
 const LAST_ANSWERS: Duration = Duration::from_millis(600);
 
@@ -489,8 +486,9 @@ impl Managed {
     pub fn has_yet_to_read(&self, image: ImageId, time: u64) -> bool {
         self.targets.get(&image).is_some_and(|target| {
             let State::Attached(bridge) = &target.state else { return false };
-            // The owner has asked about it.
-            let written = if bridge.answers() { time } else { time.saturating_add(WRITTEN_LATE) };
+            // The owner of a bridge has asked about it.
+            let written =
+                if bridge.answers() { time } else { time.saturating_add(code::WRITTEN_LATE) };
             !target.runtime.code.is_known_at(written)
         })
     }

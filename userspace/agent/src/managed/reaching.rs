@@ -149,7 +149,7 @@ impl Managed {
             {
                 self.lost_before += before.lost_in_all();
                 self.windows_before.add(before.events.allocation_windows.seen());
-                self.taken_over += u64::from(self.freed.contains_key(&image));
+                self.taken_over += u64::from(before.was_free);
             }
             target.state = match outcome {
                 Ok(bridge) => {
@@ -188,6 +188,7 @@ impl Managed {
         for (image, target) in targets {
             let was_free = std::mem::take(&mut target.is_free);
             if was_free && self.current.get(&target.pid) == Some(image) {
+                target.was_free = true;
                 free.push((*image, target.pid));
             }
         }

@@ -91,6 +91,8 @@ pub(super) struct Target {
     pub kept_bytes: usize,
     /// The strata that it was read beside has left it.
     pub is_free: bool,
+    /// It is attached to again for that reason.
+    pub was_free: bool,
     /// Threads by their tid outside: their tid inside the process's namespace.
     pub inner_tids: HashMap<u32, u32>,
     /// How many of `sampled` belong to the flushed aggregate.
@@ -210,6 +212,7 @@ impl Target {
             ended: None,
             kept_bytes: 0,
             is_free: false,
+            was_free: false,
             inner_tids: HashMap::new(),
             flushed_addresses: 0,
             flushed_era: 0,
@@ -231,7 +234,6 @@ impl Target {
         self.reached = Some(Instant::now());
         self.ended = None;
         self.is_free = false;
-        self.runtime.code.touch_all();
     }
 
     /// There is another bridge, which reports everything anew: what an earlier one reported is replaced,
@@ -244,6 +246,9 @@ impl Target {
         now.most_table_bytes = self.most_table_bytes;
         now.reached = self.reached;
         now.events.wanted = self.events.wanted;
+        // What is in kernel memory is taken out of it with the next update.
+        std::mem::swap(&mut now.units, &mut self.units);
+        now.units.clear();
         Some(std::mem::replace(self, now))
     }
 
@@ -258,12 +263,14 @@ impl Target {
 
     /// Whether all code that its runtime has made is known: no record of its bridge was lost.
     pub fn knows_all(&self) -> bool {
-        self.runtime.enumerated && !self.is_attaching() && self.lost_in_all() == 0
+        let is_there = self.runtime.enumerated && !self.has_earlier;
+        is_there && !self.is_attaching() && self.lost_in_all() == 0
     }
 
     /// Whether the existing code is known, and no more of it is expected.
     pub fn knows_code(&self) -> bool {
-        self.runtime.enumerated && !self.is_expected
+        // What an earlier bridge reported may have been replaced since.
+        self.runtime.enumerated && !self.has_earlier && !self.is_expected
     }
 
     /// The process has ended: what was in use is what its memory states.
