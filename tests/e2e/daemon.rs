@@ -120,7 +120,6 @@ fn profiles_of_a_known_program_arrive_at_every_backend_under_its_name() -> Resul
     let arrived = backends::datadog(&agent.requests())?;
     let shop = of_service(&arrived, "service", "shop");
     assert_shares("Datadog", &shop)?;
-    let mut sequence: Vec<u64> = Vec::new();
     for one in &shop {
         assert_eq!(one.label("process_id"), pid);
         assert_eq!((one.label("env"), one.label("version")), ("prod", "1.2"));
@@ -128,8 +127,13 @@ fn profiles_of_a_known_program_arrive_at_every_backend_under_its_name() -> Resul
         assert_eq!(one.label("git.commit.sha"), "abc123");
         assert_eq!(one.label("runtime-id"), shop[0].label("runtime-id"));
         assert_eq!(one.label("runtime-id").len(), 36);
-        sequence.push(one.label("profile_seq").parse()?);
     }
+    // Also what the process did before it executed the target, under another name.
+    let of_runtime =
+        arrived.iter().filter(|one| one.label("runtime-id") == shop[0].label("runtime-id"));
+    let sequence: Result<Vec<u64>, _> =
+        of_runtime.map(|one| one.label("profile_seq").parse()).collect();
+    let mut sequence = sequence?;
     sequence.sort_unstable();
     let first = sequence.first().copied().unwrap_or(0);
     assert!(sequence.iter().copied().eq(first..first + sequence.len() as u64), "{sequence:?}");

@@ -4,8 +4,8 @@
 //! then it is in a cache without a lock. Modules have a table of their own here: the one of all that
 //! was reported ([`crate::known`]) is locked for longer, by threads that a collection does not wait for.
 //!
-//! **Invariant:** [`ClassNames::name_of`] waits for no lock and allocates nothing. Where a name cannot
-//! be had at once there is none, and the next event of that class tries again.
+//! **Invariant:** [`name_of`] waits two milliseconds for a lock at most, and allocates nothing. Where a name
+//! cannot be had by then there is none, and the next event of that class tries again.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::null_mut;

@@ -5,8 +5,8 @@
 //! (src/coreclr/vm, `ClearStackTraceForThrow`), `throw;` and `ExceptionDispatchInfo.Throw` keep it.
 //!
 //! **Invariant:** nothing here calls the runtime with an id that is not of the thrown object, which
-//! is alive; nothing allocates, waits for a lock or for a collection, because a collection waits for
-//! this thread.
+//! is alive; nothing allocates, waits for a collection, or for a lock longer than two milliseconds, because
+//! a collection waits for this thread.
 
 use std::sync::atomic::Ordering;
 
