@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use strata_bridge_protocol::clr_event::MAX_TYPE;
+use strata_bridge_protocol::shared_file::monotonic_time;
 
 use crate::metadata::Metadata;
 use crate::sampling::mix;
@@ -30,9 +31,9 @@ const WORDS: usize = MAX_TYPE / 8;
 const SLOTS: usize = 512;
 /// Attempts to get the table's lock, which is held for nanoseconds.
 const TRIES: usize = 64;
-/// Further ones, each after a pause in nanoseconds: two milliseconds in all.
-const PAUSES: usize = 40;
+/// Nanoseconds between further ones, and of all of them.
 const PAUSE: i64 = 50_000;
+const PATIENCE: u64 = 2_000_000;
 /// Arguments of arguments; deeper ones are [`NOT_SHOWN`]. Each takes stack of the app's.
 const DEEPEST: u32 = 16;
 const NOT_SHOWN: &str = "…";
@@ -107,17 +108,26 @@ impl ClassNames {
     /// busy. A thread that holds it calls nothing of the runtime, but may have been preempted: it is waited
     /// for briefly.
     pub fn metadata(&self, module: usize) -> Result<Option<Metadata>, Busy> {
-        for attempt in 0..TRIES + PAUSES {
+        let (mut attempts, mut since) = (0, 0);
+        loop {
             match self.modules.try_lock() {
                 Ok(modules) => return Ok(modules.get(module as u64).flatten()),
                 Err(TryLockError::Poisoned(modules)) => {
                     return Ok(modules.into_inner().get(module as u64).flatten());
                 }
-                Err(TryLockError::WouldBlock) if attempt < TRIES => std::hint::spin_loop(),
-                Err(TryLockError::WouldBlock) => pause(),
+                Err(TryLockError::WouldBlock) if attempts < TRIES => std::hint::spin_loop(),
+                Err(TryLockError::WouldBlock) => {
+                    let now = monotonic_time();
+                    if attempts == TRIES {
+                        since = now;
+                    } else if now.saturating_sub(since) > PATIENCE {
+                        return Err(Busy);
+                    }
+                    pause();
+                }
             }
+            attempts += 1;
         }
-        Err(Busy)
     }
 
     fn slot(&self, class: usize) -> Option<&Slot> {

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 const INDUCED: u32 = 1;
 const OLDEST: u32 = 2;
 
-/// With a collector that has threads of its own, a full collection during a change may be one that the
-/// program has asked for. In so many changes in a row it is not.
+/// A collection during a change may be one that the program has asked for, or that this thread's own
+/// allocations have made necessary. In so many changes in a row it is not.
 const IN_A_ROW: u32 = 2;
 
 /// Whether changes of sessions make the runtime collect.
@@ -24,7 +24,9 @@ pub struct ForcedCollections {
     collects_itself: AtomicBool,
     /// There was a full collection that was asked for, on any thread.
     is_induced: AtomicBool,
-    /// Changes in a row during which there was one.
+    /// There was another one.
+    is_ordinary: AtomicBool,
+    /// Changes in a row that made a collection, as it seems.
     in_a_row: AtomicU32,
     /// A thread that changes a session collects by itself in this process.
     has_collected_itself: AtomicBool,
@@ -37,6 +39,7 @@ impl ForcedCollections {
             changing: AtomicU32::new(0),
             collects_itself: AtomicBool::new(false),
             is_induced: AtomicBool::new(false),
+            is_ordinary: AtomicBool::new(false),
             in_a_row: AtomicU32::new(0),
             has_collected_itself: AtomicBool::new(false),
             is_forced: AtomicBool::new(false),
@@ -64,23 +67,29 @@ impl ForcedCollections {
         let before = collections();
         self.collects_itself.store(false, Ordering::Relaxed);
         self.is_induced.store(false, Ordering::Relaxed);
+        self.is_ordinary.store(false, Ordering::Relaxed);
         self.changing.store(thread, Ordering::Relaxed);
         let result = change();
         self.changing.store(0, Ordering::Relaxed);
-        let in_a_row = match self.in_a_row.load(Ordering::Relaxed) {
-            before if self.is_induced.load(Ordering::Relaxed) => before + 1,
-            _ if collections() == before => 0,
-            // A session that is closed does not have the event any more.
-            before => before,
-        };
-        self.in_a_row.store(in_a_row, Ordering::Relaxed);
-        let collects_itself = self.collects_itself.load(Ordering::Relaxed);
+        let is_there = |one: &AtomicBool| one.load(Ordering::Relaxed);
+        let collects_itself = is_there(&self.collects_itself);
         if collects_itself {
             self.has_collected_itself.store(true, Ordering::Relaxed);
         }
-        let is_by_itself = self.has_collected_itself.load(Ordering::Relaxed);
-        let is_forced = collects_itself || !is_by_itself && in_a_row >= IN_A_ROW;
-        self.is_forced.store(is_forced, Ordering::Relaxed);
+        // A session that is closed does not have the event any more.
+        let is_unknown = collections() != before && !is_there(&self.is_ordinary);
+        let is_made = if is_there(&self.has_collected_itself) {
+            collects_itself && (is_there(&self.is_induced) || is_unknown)
+        } else {
+            is_there(&self.is_induced)
+        };
+        let in_a_row = match self.in_a_row.load(Ordering::Relaxed) {
+            in_a_row if is_made => in_a_row + 1,
+            in_a_row if is_unknown => in_a_row,
+            _ => 0,
+        };
+        self.in_a_row.store(in_a_row, Ordering::Relaxed);
+        self.is_forced.store(in_a_row >= IN_A_ROW, Ordering::Relaxed);
         result
     }
 
@@ -93,9 +102,10 @@ impl ForcedCollections {
 
     /// A collection starts.
     pub fn starts(&self, generation: u32, reason: u32) {
-        let is_full = generation == OLDEST && reason == INDUCED;
-        if is_full && self.changing.load(Ordering::Relaxed) != 0 {
-            self.is_induced.store(true, Ordering::Relaxed);
+        if self.changing.load(Ordering::Relaxed) != 0 {
+            let is_full = generation == OLDEST && reason == INDUCED;
+            let one = if is_full { &self.is_induced } else { &self.is_ordinary };
+            one.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -109,12 +119,17 @@ mod tests {
     const CHANGER: u32 = 7;
     const COLLECTOR: u32 = 8;
 
-    fn is_made(forced: &ForcedCollections, collection: Option<(u32, u32, u32)>) -> bool {
+    /// A thread, and the generation and reason of an event about its collection.
+    type Collected = (u32, Option<(u32, u32)>);
+
+    fn is_made(forced: &ForcedCollections, collected: Option<Collected>) -> bool {
         let count = Cell::new(0);
         let collect = || {
-            if let Some((thread, generation, reason)) = collection {
+            if let Some((thread, event)) = collected {
                 forced.suspends(thread);
-                forced.starts(generation, reason);
+                if let Some((generation, reason)) = event {
+                    forced.starts(generation, reason);
+                }
                 count.set(1);
             }
         };
@@ -123,40 +138,41 @@ mod tests {
     }
 
     #[test]
-    fn a_collection_of_the_thread_that_changes_a_session_is_forced() {
+    fn collections_of_the_thread_that_changes_a_session_are_forced() {
         let forced = ForcedCollections::new();
-        assert!(is_made(&forced, Some((CHANGER, OLDEST, INDUCED))));
+        let (full, young) = ((CHANGER, Some((OLDEST, INDUCED))), (CHANGER, Some((0, 0))));
+        assert!(!is_made(&forced, Some(full)));
+        // A session that is closed has no event.
+        assert!(is_made(&forced, Some((CHANGER, None))));
         assert!(!is_made(&forced, None));
+        // What it allocates itself may make one necessary.
+        for _ in 0..10 {
+            assert!(!is_made(&forced, Some(young)));
+            assert!(!is_made(&forced, Some((CHANGER, None))));
+        }
+        // Those of other threads are the program's.
+        for _ in 0..10 {
+            assert!(!is_made(&forced, Some((COLLECTOR, Some((OLDEST, INDUCED))))));
+        }
         forced.suspends(CHANGER);
         forced.starts(OLDEST, INDUCED);
         assert!(!is_made(&forced, None));
     }
 
     #[test]
-    fn what_was_seen_is_forgotten() {
+    fn full_collections_of_a_collectors_threads_are_when_there_is_one_in_each_change() {
         let forced = ForcedCollections::new();
-        assert!(is_made(&forced, Some((CHANGER, OLDEST, INDUCED))));
-        forced.forget();
-        assert!(!forced.is_forced());
-        // Where the thread collects by itself, other collections are the program's.
-        for _ in 0..10 {
-            assert!(!is_made(&forced, Some((COLLECTOR, OLDEST, INDUCED))));
-        }
-    }
-
-    #[test]
-    fn full_collections_on_other_threads_are_when_there_is_one_in_each_change() {
-        let forced = ForcedCollections::new();
-        let (full, young) = ((COLLECTOR, OLDEST, INDUCED), (COLLECTOR, 0, 0));
+        let full = (COLLECTOR, Some((OLDEST, INDUCED)));
         for _ in 0..100 {
             assert!(!is_made(&forced, Some(full)));
             assert!(!is_made(&forced, None));
-            assert!(!is_made(&forced, Some(young)));
+            assert!(!is_made(&forced, Some((COLLECTOR, Some((0, 0))))));
         }
         assert!(!is_made(&forced, Some(full)));
-        // The session with the event was closed.
-        assert!(!is_made(&forced, Some(young)));
+        assert!(!is_made(&forced, Some((COLLECTOR, None))));
         assert!(is_made(&forced, Some(full)));
-        assert!(!is_made(&forced, None));
+        forced.forget();
+        assert!(!forced.is_forced());
+        assert!(!is_made(&forced, Some(full)));
     }
 }

@@ -284,6 +284,8 @@ impl Lookup {
                 session.events().want(0);
                 session.events().pipe.forget();
                 session.call(|| objects::apply(session));
+                // Also when it wants none.
+                self.apply_from = now;
             }
             session.start_reporting();
             session.call(|| session.set_events(true));

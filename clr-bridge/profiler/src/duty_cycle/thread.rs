@@ -149,6 +149,7 @@ impl<'a> Toggling<'a> {
 
     /// Until the events may be on all the time, or there can be no windows.
     fn windows(&mut self) -> Woken {
+        let begun = monotonic_time();
         // From here on the first cycle decides what counts.
         let mut next = Some(self.begin());
         self.duty.closes.store(0, Ordering::Release);
@@ -163,7 +164,9 @@ impl<'a> Toggling<'a> {
             }
             next = match self.cycle(&mut cycle) {
                 Woken::Reached => {
-                    self.duty.rest.store(0, Ordering::Relaxed);
+                    if monotonic_time().saturating_sub(begun) > REST {
+                        self.duty.rest.store(0, Ordering::Relaxed);
+                    }
                     self.following(&cycle)
                 }
                 Woken::Late => self.instead(),

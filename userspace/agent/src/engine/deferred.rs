@@ -250,8 +250,9 @@ impl Engine {
                 if patient && self.managed.unannounced(raw.image, address, is_caller) {
                     return false;
                 }
+                let is_mapped = |space: &Space| space.mapping_of(address).is_some();
                 if may_wait
-                    && space.mapping_of(address).is_some()
+                    && (is_mapped(space) || current.as_ref().is_some_and(is_mapped))
                     && self.managed.has_yet_to_read(raw.image, raw.header.time)
                 {
                     return false;
