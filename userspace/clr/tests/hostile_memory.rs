@@ -161,7 +161,7 @@ fn a_process_that_runs_another_program_now_has_no_bridge_any_more() {
     assert_eq!(session.life(), Life::Left);
 }
 
-/// As every process for a moment while it ends: its memory is not found by its first thread any more.
+/// Every process is in this state for a moment while it ends: /proc shows the memory of its first thread.
 #[test]
 fn a_process_has_not_left_its_bridge_when_only_its_first_thread_has_ended() {
     must_be_root();

@@ -71,21 +71,23 @@ pub fn run(as_json: bool) -> Result<i32> {
 
 fn rows() -> Result<Vec<Row>> {
     let mut processes = Vec::new();
+    // Root is denied none, and does not open them all for a count.
+    let is_root = rustix::process::geteuid().is_root();
     let mut unreadable = 0;
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let name = entry.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         match discover(pid) {
             Ok(Some(process)) => processes.push((pid, process)),
-            Ok(None) => unreadable += usize::from(is_denied(pid)),
+            Ok(None) => unreadable += usize::from(!is_root && is_denied(pid)),
             // It ended while it was looked at, or is not ours to look at.
             Err(error) => {
-                unreadable += usize::from(is_denied(pid));
+                unreadable += usize::from(!is_root && is_denied(pid));
                 tracing::debug!(pid, %error, "a process cannot be looked at");
             }
         }
     }
-    if unreadable > 0 && !rustix::process::geteuid().is_root() {
+    if unreadable > 0 {
         eprintln!(
             "note: {unreadable} of the host's processes cannot be read, .NET or not: run this as root"
         );

@@ -202,12 +202,12 @@ namespace Shop
 
         sealed class CollectingListener : EventListener
         {
-            const EventKeywords ManagedHeapCollect = (EventKeywords)0x800000;
+            const EventKeywords GCHeapCollect = (EventKeywords)0x800000;
 
             protected override void OnEventSourceCreated(EventSource source)
             {
                 if (source.Name == "Microsoft-Windows-DotNETRuntime")
-                    EnableEvents(source, EventLevel.Informational, ManagedHeapCollect);
+                    EnableEvents(source, EventLevel.Informational, GCHeapCollect);
             }
         }
 
