@@ -18,6 +18,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::processes::proc_file;
+
 /// The most questions that wait, and of them about processes of one user other than root.
 pub const MOST_WAITING: usize = 16_384;
 const MOST_WAITING_OF_ONE: usize = MOST_WAITING / 4;
@@ -41,11 +43,9 @@ pub const ROOT: Owner = 0;
 
 /// The real user of a process, which a process cannot hide as it can hide its files.
 pub fn owner_of(pid: u32) -> Owner {
-    let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
-    let mut lines = status.split(|byte| *byte == b'\n');
-    let uids = lines.find_map(|line| line.strip_prefix(b"Uid:")).unwrap_or_default();
-    let first = String::from_utf8_lossy(uids);
-    first.split_ascii_whitespace().next().and_then(|uid| uid.parse().ok()).unwrap_or(ROOT)
+    let status = proc_file::text(pid, "status").unwrap_or_default();
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+    uids.split_ascii_whitespace().next().and_then(|uid| uid.parse().ok()).unwrap_or(ROOT)
 }
 
 /// A question's number.

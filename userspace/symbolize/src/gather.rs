@@ -380,7 +380,8 @@ fn generated_work(
     let process = process_of(engine, image);
     let runtime = engine.managed.runtime_of(image);
     let signatures = symbolizer.options.signatures;
-    let mut describer = runtime.map(|runtime| Describer::new(runtime, signatures, limits));
+    let mut describer = runtime
+        .map(|runtime| Describer::new(runtime, &engine.managed.name_cache, signatures, limits));
     let mut modules = Modules::default();
     let (mut described, mut others) = (Vec::new(), Vec::new());
     let all = places.len();

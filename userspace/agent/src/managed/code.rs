@@ -142,6 +142,8 @@ pub struct CodeMap {
     rules: Vec<Rule>,
     numbers: HashMap<Rule, u16>,
     row_lists: RowLists,
+    /// Memory for the list that is looked for.
+    rows: Vec<Row>,
     /// By method: spans that are its code, retired ones included.
     uses: Vec<u32>,
     /// Methods that had no span some time since [`CodeMap::take_unused`].
@@ -174,6 +176,7 @@ impl Default for CodeMap {
             numbers: fixed.iter().enumerate().map(|(n, rule)| (*rule, n as u16)).collect(),
             rules: fixed.to_vec(),
             row_lists: RowLists::default(),
+            rows: Vec::new(),
             uses: Vec::new(),
             unused: Vec::new(),
             refused: 0,
@@ -485,13 +488,16 @@ impl CodeMap {
 
     /// A list of rules, used once more.
     fn row_list(&mut self, rules: &[(u32, Rule)]) -> ListNumber {
-        let mut rows: Vec<Row> =
-            rules.iter().take(MAX_ROWS).map(|(at, rule)| (*at, self.number(rule))).collect();
+        let mut rows = std::mem::take(&mut self.rows);
+        rows.clear();
+        rows.extend(rules.iter().take(MAX_ROWS).map(|(at, rule)| (*at, self.number(rule))));
         if let Some((at, _)) = rules.get(MAX_ROWS) {
             rows.push((*at, UNSUPPORTED));
             self.refused += 1;
         }
-        self.row_lists.take(&rows)
+        let number = self.row_lists.take(&rows);
+        self.rows = rows;
+        number
     }
 
     fn number(&mut self, rule: &Rule) -> u16 {
@@ -755,18 +761,21 @@ struct UnitRows<'a> {
     map: &'a CodeMap,
     unit: u64,
     rules: Vec<Rule>,
-    numbers: HashMap<u16, u16>,
+    /// By number in the map; [`UnitRows::ABSENT`]: not in this unit so far.
+    numbers: Vec<u16>,
     rows: Vec<(u64, u16)>,
     any: bool,
 }
 
 impl<'a> UnitRows<'a> {
+    const ABSENT: u16 = u16::MAX;
+
     fn new(map: &'a CodeMap, unit: u64) -> Self {
         let mut rows = Self {
             map,
             unit,
             rules: Vec::new(),
-            numbers: HashMap::default(),
+            numbers: vec![Self::ABSENT; map.rules.len()],
             rows: Vec::new(),
             any: false,
         };
@@ -777,13 +786,16 @@ impl<'a> UnitRows<'a> {
     }
 
     fn local(&mut self, number: u16) -> u16 {
-        let rules = &mut self.rules;
-        let map = self.map;
-        *self.numbers.entry(number).or_insert_with(|| {
-            let none = Rule::simple(Packed::NONE);
-            rules.push(map.rules.get(usize::from(number)).copied().unwrap_or(none));
-            (rules.len() - 1) as u16
-        })
+        let (Some(local), Some(rule)) =
+            (self.numbers.get_mut(usize::from(number)), self.map.rules.get(usize::from(number)))
+        else {
+            return 0;
+        };
+        if *local == Self::ABSENT {
+            *local = self.rules.len() as u16;
+            self.rules.push(*rule);
+        }
+        *local
     }
 
     fn rule_from(&mut self, pc: u64, rule: u16) {

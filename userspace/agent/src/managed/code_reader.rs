@@ -15,7 +15,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use crate::blocking_reader::{BlockingReader, Patience, Ticket, owner_of};
+use crate::blocking_reader::{BlockingReader, Owner, Patience, Ticket, owner_of};
 use crate::processes::table::ImageId;
 
 /// Time limit of reading methods' code, which is exceeded only if its pages lie in a file that
@@ -23,6 +23,8 @@ use crate::processes::table::ImageId;
 const READING: Patience = Patience { limit: Duration::from_millis(500), threads: 32, of_one: 4 };
 /// Methods that are read at one time: one that hangs costs the others of its request.
 const AT_ONCE: usize = 64;
+/// Beyond so many processes, their users are read again.
+const MOST_OWNERS: usize = 1024;
 /// Bytes of code that are asked for, and not taken yet: of one process, and of all.
 const MOST_BYTES: u64 = 1 << 20;
 const MOST_BYTES_IN_ALL: u64 = 16 << 20;
@@ -90,6 +92,8 @@ pub struct CodeReader {
     asked: HashMap<Ticket, Asked>,
     /// The bytes asked for, by process.
     bytes: HashMap<ImageId, u64>,
+    /// Users of the processes that were asked about lately.
+    owners: HashMap<ImageId, Owner>,
     credit: Credit,
     /// Methods whose code was not read because that hangs.
     unread: u64,
@@ -107,6 +111,7 @@ impl CodeReader {
             reader: BlockingReader::new("code", READING, read),
             asked: HashMap::new(),
             bytes: HashMap::new(),
+            owners: HashMap::new(),
             credit: Credit::new(Instant::now()),
             unread: 0,
         }
@@ -120,6 +125,10 @@ impl CodeReader {
         purpose: Purpose,
         places: &mut Vec<Place>,
     ) -> Option<Answer> {
+        if self.owners.len() >= MOST_OWNERS {
+            self.owners.clear();
+        }
+        let owner = *self.owners.entry(image).or_insert_with(|| owner_of(pid));
         let mut refused = Vec::new();
         while !places.is_empty() {
             let room = MOST_BYTES.saturating_sub(self.bytes.get(&image).copied().unwrap_or(0));
@@ -135,7 +144,7 @@ impl CodeReader {
                 break;
             }
             let some: Vec<Place> = places.drain(..count).collect();
-            let Some(ticket) = self.reader.ask_of(owner_of(pid), (pid, some.clone())) else {
+            let Some(ticket) = self.reader.ask_of(owner, (pid, some.clone())) else {
                 self.unread += some.len() as u64;
                 refused.extend(some.into_iter().map(|place| (place, Vec::new())));
                 continue;

@@ -83,6 +83,11 @@ impl Method {
         Tier::from_byte(self.origin.0 >> 4).unwrap_or(Tier::Unknown)
     }
 
+    /// The texts as they are kept.
+    pub fn encoded_texts(&self) -> &[u8] {
+        &self.texts
+    }
+
     pub fn texts(&self) -> MethodTexts {
         let mut source = Source::new(&self.texts);
         // In the order of the record; what is not there is empty.

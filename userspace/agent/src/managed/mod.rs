@@ -31,6 +31,7 @@ pub mod events;
 mod maps_reader;
 mod methods;
 mod modules;
+mod name_cache;
 pub mod names;
 mod reaching;
 mod row_lists;
@@ -48,6 +49,7 @@ use std::time::{Duration, Instant};
 use strata_abi::rule::Rule;
 use strata_bridge_protocol::record::AppDomainRecord;
 
+use self::name_cache::NameCache;
 use crate::aggregate::Aggregate;
 use crate::code_address::CodeAddress;
 use crate::kernel::loader::Programs;
@@ -113,6 +115,8 @@ pub struct Managed {
     policy: Policy,
     /// Names have the types of parameters.
     signatures: bool,
+    /// For all processes.
+    pub name_cache: NameCache,
     bridges: Bridges,
     code_reader: CodeReader,
     maps_reader: MapsReader,
@@ -216,6 +220,7 @@ impl Managed {
         Self {
             policy,
             signatures,
+            name_cache: NameCache::default(),
             bridges,
             code_reader: CodeReader::default(),
             maps_reader: MapsReader::default(),
@@ -347,7 +352,8 @@ impl Managed {
             }
             let Some(target) = self.targets.get_mut(image) else { continue };
             if target.is_over() {
-                target.keep_only_names(self.signatures, limits_of_kept(kept, is_bounded));
+                let limits = limits_of_kept(kept, is_bounded);
+                target.keep_only_names(&self.name_cache, self.signatures, limits);
                 kept = kept.saturating_add(target.kept_bytes);
             }
             let knew_code = target.knows_code();

@@ -12,7 +12,7 @@ use super::text_bytes;
 use crate::hash::HashMap;
 
 /// A type as records refer to it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Type {
     pub name: Box<str>,
     pub signature: Box<[u8]>,
@@ -29,7 +29,7 @@ impl Type {
         }
     }
 
-    fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         /// Of the table that it lies in, and its share of the blocks.
         const ENTRY: usize = 2 * size_of::<u32>() + 16 + size_of::<Type>() + 16;
         let texts: usize = self.generic_parameters.iter().map(|text| text_bytes(text)).sum();
@@ -58,8 +58,8 @@ pub struct Module {
 }
 
 impl Module {
-    pub fn type_of(&self, token: u32) -> Option<&Type> {
-        self.types.get(&token).map(|of_type| &**of_type)
+    pub fn type_of(&self, token: u32) -> Option<&Arc<Type>> {
+        self.types.get(&token)
     }
 
     fn bytes(&self) -> usize {

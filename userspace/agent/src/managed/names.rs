@@ -5,7 +5,7 @@
 //! share one name.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,8 +20,10 @@ use strata_sandbox::{ManagedMethod, ManagedNames};
 use super::code::{Found, MethodIndex};
 use super::methods::{Method, MethodTexts};
 use super::modules::{Module, ModuleIndex, Type};
+use super::name_cache::{Inputs, NameCache, Types};
 use super::runtime::Runtime;
 use crate::frame::NamedFrame;
+use crate::hash::HashMap;
 
 /// Texts that an open name is made of; with longer ones it stays as it is.
 const MOST_OPEN: usize = 16 << 10;
@@ -92,11 +94,6 @@ pub struct Limits {
     pub longest: usize,
 }
 
-impl Limits {
-    const NONE: Self =
-        Self { bytes: usize::MAX, time: Duration::from_secs(3600), longest: usize::MAX };
-}
-
 /// What a [`Describer`] finds at an address.
 #[derive(Clone, Debug)]
 pub enum Description {
@@ -110,6 +107,7 @@ pub enum Description {
 /// Describes the methods of one process at addresses of its generated code.
 pub struct Describer<'a> {
     runtime: &'a Runtime,
+    cache: &'a NameCache,
     signatures: bool,
     longest: usize,
     bytes_left: usize,
@@ -120,15 +118,21 @@ pub struct Describer<'a> {
 }
 
 impl<'a> Describer<'a> {
-    pub fn new(runtime: &'a Runtime, signatures: bool, limits: Limits) -> Self {
+    pub fn new(
+        runtime: &'a Runtime,
+        cache: &'a NameCache,
+        signatures: bool,
+        limits: Limits,
+    ) -> Self {
         Self {
             runtime,
+            cache,
             signatures,
             longest: limits.longest,
             bytes_left: limits.bytes,
             until: Instant::now() + limits.time,
-            methods: HashMap::new(),
-            modules: HashMap::new(),
+            methods: HashMap::default(),
+            modules: HashMap::default(),
         }
     }
 
@@ -163,7 +167,7 @@ impl<'a> Describer<'a> {
         let module = self.runtime.module_of(method.module);
         let path = || module_path(module);
         let path = self.modules.entry(method.module).or_insert_with(path).clone();
-        let described = of_generated(method, module, path, self.signatures, self.longest);
+        let described = self.of_generated(method, module, path);
         let Some(left) = self.bytes_left.checked_sub(described.bytes()) else {
             self.bytes_left = 0;
             return None;
@@ -172,13 +176,22 @@ impl<'a> Describer<'a> {
         self.methods.insert(index, described.clone());
         Some(described)
     }
-}
 
-/// Describes the method that was at an address of generated code in an era.
-pub fn describe(runtime: &Runtime, address: u64, era: u32, signatures: bool) -> Option<Described> {
-    match Describer::new(runtime, signatures, Limits::NONE).describe(address, era) {
-        Description::Method(described) => Some(described),
-        Description::Nothing | Description::Refused => None,
+    /// Of a method with a bridge record, without its statement.
+    fn of_generated(&self, method: &Method, module: Option<&Module>, path: Arc<str>) -> Described {
+        let of_type = module.and_then(|module| module.type_of(method.type_token));
+        let inputs = Inputs { method, module, of_type, with_signature: self.signatures };
+        let Name { mut frame, open } = self.cache.get_or_make(&inputs, || {
+            name_of(method, module, of_type.map(|of_type| &**of_type), self.signatures)
+        });
+        for text in [&mut frame.name, &mut frame.system_name] {
+            if text.len() > self.longest {
+                *text = strata_profile::text::shortened(text, self.longest).into();
+            }
+        }
+        let record = module.and_then(|module| module.record.as_ref());
+        let mvid = record.map(|record| record.mvid).unwrap_or_default();
+        Described { module: path, frame, mvid, il: None, open }
     }
 }
 
@@ -189,11 +202,12 @@ pub type SampledMethod = ((u64, u32), Option<Described>);
 /// name of its own, and the memory that they take.
 pub fn affordable(
     runtime: &Runtime,
+    cache: &NameCache,
     sampled: &[(u64, u32)],
     signatures: bool,
     limits: Limits,
 ) -> (Vec<SampledMethod>, usize) {
-    let mut describer = Describer::new(runtime, signatures, limits);
+    let mut describer = Describer::new(runtime, cache, signatures, limits);
     let (mut kept, mut bytes) = (Vec::new(), 0);
     for &(address, era) in sampled {
         let (described, own) = match describer.describe(address, era) {
@@ -234,17 +248,25 @@ struct OfRuntime<'a> {
     module: Option<&'a Module>,
     of_type: Option<&'a Type>,
     texts: &'a MethodTexts,
+    /// The types that were asked for, by token.
+    used: RefCell<Types>,
+}
+
+impl OfRuntime<'_> {
+    fn type_of(&self, token: u32) -> Option<&Type> {
+        let found = self.module.and_then(|module| module.type_of(token));
+        self.used.borrow_mut().push((token, found.cloned()));
+        found.map(|found| &**found)
+    }
 }
 
 impl TypeNames for OfRuntime<'_> {
     fn type_name(&self, token: u32) -> Option<Cow<'_, str>> {
-        let of_type = self.module?.type_of(token)?;
-        Some(Cow::Borrowed(&of_type.name))
+        Some(Cow::Borrowed(&self.type_of(token)?.name))
     }
 
     fn type_spec(&self, token: u32) -> Option<&[u8]> {
-        let of_type = self.module?.type_of(token)?;
-        Some(&*of_type.signature).filter(|blob| !blob.is_empty())
+        Some(&*self.type_of(token)?.signature).filter(|blob| !blob.is_empty())
     }
 
     fn type_parameter(&self, position: u32) -> Option<&str> {
@@ -325,18 +347,31 @@ fn bytes_of(raw: &RawMethod<'_, String>) -> usize {
     raw.type_name.len() + raw.method.len() + lists.into_iter().sum::<usize>() + signature
 }
 
-/// Of a method with a bridge record, without its statement.
-fn of_generated(
+/// What methods of several processes share: the same code that runs in each.
+#[derive(Clone, Debug)]
+pub struct Name {
+    pub frame: NamedFrame,
+    pub open: Option<Open>,
+}
+
+impl Name {
+    /// The memory of its texts.
+    pub fn bytes(&self) -> usize {
+        let texts = self.frame.name.len() + self.frame.system_name.len();
+        OVERHEAD + texts + self.open.as_ref().map_or(0, Open::bytes)
+    }
+}
+
+/// Of a method with a bridge record, and the types that its signature names.
+fn name_of(
     method: &Method,
     module: Option<&Module>,
-    path: Arc<str>,
+    of_type: Option<&Type>,
     with_signature: bool,
-    longest: usize,
-) -> Described {
+) -> (Name, Types) {
     let texts = method.texts();
-    let of_type = module.and_then(|module| module.type_of(method.type_token));
-    let decoded =
-        signature::decode(&texts.signature, &OfRuntime { module, of_type, texts: &texts });
+    let types = OfRuntime { module, of_type, texts: &texts, used: RefCell::default() };
+    let decoded = signature::decode(&texts.signature, &types);
     let kind = match method.kind() {
         Some(MethodKind::Dynamic) => Kind::Dynamic,
         Some(MethodKind::Stub) => Kind::Stub,
@@ -365,15 +400,8 @@ fn of_generated(
     let question = question.filter(|_| bytes_of(&raw) <= MOST_OPEN);
     let open =
         question.map(|question| Open { question, named: Named::of(&raw, with_signature).into() });
-    let mut frame = named(&raw, decoded.as_ref(), with_signature);
-    for text in [&mut frame.name, &mut frame.system_name] {
-        if text.len() > longest {
-            *text = strata_profile::text::shortened(text, longest).into();
-        }
-    }
-    let record = module.and_then(|module| module.record.as_ref());
-    let mvid = record.map(|record| record.mvid).unwrap_or_default();
-    Described { module: path, frame, mvid, il: None, open }
+    let frame = named(&raw, decoded.as_ref(), with_signature);
+    (Name { frame, open }, types.used.into_inner())
 }
 
 /// Names of the types in an assembly, from its own metadata.
@@ -441,13 +469,47 @@ pub fn folds(callee: &NamedFrame, caller: &NamedFrame) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use std::collections::HashSet;
 
     use strata_bridge_protocol::field::CodeRangeRecord;
     use strata_bridge_protocol::record::{MethodRecord, Record};
 
     use super::*;
+
+    impl Limits {
+        const NONE: Self =
+            Self { bytes: usize::MAX, time: Duration::from_secs(3600), longest: usize::MAX };
+    }
+
+    /// Describes the method that was at an address of generated code in an era.
+    pub fn describe(
+        runtime: &Runtime,
+        address: u64,
+        era: u32,
+        signatures: bool,
+    ) -> Option<Described> {
+        let cache = NameCache::default();
+        found(Describer::new(runtime, &cache, signatures, Limits::NONE).describe(address, era))
+    }
+
+    /// The method at an address, with its signature.
+    pub fn described_with(cache: &NameCache, runtime: &Runtime, address: u64) -> Option<Described> {
+        found(Describer::new(runtime, cache, true, Limits::NONE).describe(address, 0))
+    }
+
+    fn found(description: Description) -> Option<Described> {
+        match description {
+            Description::Method(described) => Some(described),
+            Description::Nothing | Description::Refused => None,
+        }
+    }
+
+    /// A method with code at an address.
+    pub fn sized_method(start: u64) -> MethodRecord {
+        let code = CodeRangeRecord { start, size: SIZE, code: CODE.to_vec() };
+        MethodRecord { function: start, ranges: vec![code], ..MethodRecord::default() }
+    }
 
     const CODE: [u8; 8] = [0x55, 0x48, 0x89, 0xe5, 0x90, 0x90, 0x90, 0x90];
     const SIZE: u32 = 0x1000;
@@ -482,8 +544,8 @@ mod tests {
 
     #[test]
     fn all_addresses_of_a_method_share_its_name_however_long_it_is() {
-        let runtime = runtime(1);
-        let mut describer = Describer::new(&runtime, false, Limits::NONE);
+        let (runtime, cache) = (runtime(1), NameCache::default());
+        let mut describer = Describer::new(&runtime, &cache, false, Limits::NONE);
         let mut names = HashSet::new();
         for address in 0..1024 {
             let described = method(describer.describe(address, 0));
@@ -505,10 +567,10 @@ mod tests {
 
     #[test]
     fn names_end_where_their_memory_or_time_does() {
-        let runtime = runtime(100);
+        let (runtime, cache) = (runtime(100), NameCache::default());
         let at = |number: u64| number * u64::from(SIZE) + 4;
         let limits = Limits { bytes: 20_000, longest: 1000, ..Limits::NONE };
-        let mut describer = Describer::new(&runtime, false, limits);
+        let mut describer = Describer::new(&runtime, &cache, false, limits);
         let first = method(describer.describe(at(0), 0));
         assert!(first.frame.system_name.len() < 1100, "{}", first.frame.system_name.len());
         let described = (0..100)
@@ -517,7 +579,7 @@ mod tests {
         assert!(matches!(describer.describe(at(0) + 1, 0), Description::Method(_)), "it is shared");
 
         let limits = Limits { time: Duration::ZERO, ..Limits::NONE };
-        let mut describer = Describer::new(&runtime, false, limits);
+        let mut describer = Describer::new(&runtime, &cache, false, limits);
         assert!(matches!(describer.describe(at(0), 0), Description::Refused));
         assert!(matches!(describer.describe(at(1000), 0), Description::Nothing));
     }
@@ -527,7 +589,7 @@ mod tests {
         let runtime = runtime(1);
         let sampled: Vec<_> = (0..1024).map(|address| (address, 0)).collect();
         let limits = Limits { bytes: 1 << 20, longest: 4096, ..Limits::NONE };
-        let (kept, bytes) = affordable(&runtime, &sampled, false, limits);
+        let (kept, bytes) = affordable(&runtime, &NameCache::default(), &sampled, false, limits);
         assert!(bytes <= limits.bytes);
         assert!((50..500).contains(&kept.len()), "{}", kept.len());
     }

@@ -624,7 +624,8 @@ mod tests {
                 assert!(runtime.il_map_of(at).is_some());
             }
             unload(&mut runtime, n, start);
-            let described = names::describe(&runtime, start + 8, era, false).expect("a name");
+            let described =
+                names::tests::describe(&runtime, start + 8, era, false).expect("a name");
             assert!(described.frame.name.contains(&format!("Method{n}")));
             if n % 5000 == 4999 {
                 largest = largest.max(runtime.bytes());
@@ -695,7 +696,7 @@ mod tests {
         // The next module has the same id, and its method the same address.
         let eras = [of_turn(0, &mut runtime), of_turn(1, &mut runtime)];
         for (turn, era) in eras.into_iter().enumerate() {
-            let described = names::describe(&runtime, 0x1008, era, false).expect("a name");
+            let described = names::tests::describe(&runtime, 0x1008, era, false).expect("a name");
             assert_eq!(&*described.module, format!("a{turn}.dll"));
             assert!(described.frame.name.contains(&format!("Type{turn}")));
         }

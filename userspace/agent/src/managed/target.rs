@@ -19,6 +19,7 @@ use super::bridge::{Bridge, Refusal, Update};
 use super::code_reader::{Answer, CodeReader, Place, Purpose};
 use super::events::Events;
 use super::maps_reader::MapsReader;
+use super::name_cache::NameCache;
 use super::names;
 use super::runtime::Runtime;
 use super::snapshots::Taken;
@@ -451,8 +452,9 @@ impl Target {
 
     /// No sample of it can arrive any more: keeps the names that its samples need, as far as the
     /// limits allow. Those that are left out count as lost.
-    pub fn keep_only_names(&mut self, signatures: bool, limits: names::Limits) {
-        let (kept, bytes) = names::affordable(&self.runtime, &self.sampled, signatures, limits);
+    pub fn keep_only_names(&mut self, cache: &NameCache, signatures: bool, limits: names::Limits) {
+        let (kept, bytes) =
+            names::affordable(&self.runtime, cache, &self.sampled, signatures, limits);
         self.lost += self.sampled.len().saturating_sub(kept.len()) as u64;
         self.runtime.keep_only(kept);
         self.kept_bytes = bytes;

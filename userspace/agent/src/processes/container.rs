@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 pub use strata_metadata::control_group::{Group, parse};
 
+use super::proc_file;
 use super::table::ImageId;
 
 /// Groups of process images, read at an image's first sample.
@@ -67,7 +68,7 @@ impl Groups {
     }
 
     fn read(&mut self, pid: u32) -> Option<Arc<Group>> {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        let text = proc_file::text(pid, "cgroup").ok()?;
         if let Some(known) = self.by_text.get(&text) {
             return Some(known.clone());
         }

@@ -1,10 +1,9 @@
 //! Which user a process runs as, and its number in its own pid namespace: read once per image, at
 //! its first sample, because a short process is gone when its code is symbolized.
 
-use std::collections::HashMap;
-use std::fs;
-
+use super::proc_file;
 use super::table::ImageId;
+use crate::hash::HashMap;
 
 /// Credentials of a process: they decide which files about it are trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +20,8 @@ pub struct Credentials {
 
 impl Credentials {
     pub fn of(pid: u32) -> Option<Self> {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let map = fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap_or_default();
+        let status = proc_file::text(pid, "status").ok()?;
+        let map = proc_file::text(pid, "uid_map").unwrap_or_default();
         parse(&status, &map)
     }
 

@@ -6,6 +6,7 @@
 //! - `mapping_events`: the limit on mapping events of a process that maps without end.
 //! - [`scan`]: the state at the start, from `/proc`.
 //! - [`vdso`]: the kernel's own code page in user mode.
+//! - [`proc_file`]: small files in `/proc`.
 //! - [`credentials`]: which user a process runs as.
 //! - [`container`]: container ids from control groups.
 //!
@@ -18,6 +19,7 @@ pub mod container;
 pub mod credentials;
 pub mod mapped;
 mod mapping_events;
+pub mod proc_file;
 pub mod scan;
 mod space;
 pub mod table;
@@ -25,6 +27,6 @@ pub mod vdso;
 
 /// A process's number in its own pid namespace.
 pub fn innermost_pid(pid: u32) -> Option<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = proc_file::text(pid, "status").ok()?;
     status_field(&status, "NSpid")?.split_ascii_whitespace().last()?.parse().ok()
 }

@@ -66,14 +66,15 @@ fn begins_funclet(instruction: &Instruction) -> bool {
 
 /// Some bytes look like a funclet's first instruction behind one that nothing runs on from.
 fn has_candidate(code: &[u8], from: usize) -> bool {
-    code.iter().enumerate().skip(from).any(|(at, byte)| {
-        let begins = match *byte {
-            PUSH_RBP | PUSH_RAX => Some(at),
-            // sub rsp, N: its last byte, because its first is that of many instructions.
-            SUB_RSP => at.checked_sub(2).filter(|begins| {
+    let bytes = code.get(from..).unwrap_or_default();
+    // The last byte of `sub rsp`, because its first is that of many instructions.
+    memchr::memchr3_iter(PUSH_RBP, PUSH_RAX, SUB_RSP, bytes).any(|at| {
+        let at = from + at;
+        let begins = match code.get(at) {
+            Some(&SUB_RSP) => at.checked_sub(2).filter(|begins| {
                 *begins >= from && matches!(code.get(*begins..), Some([0x48, 0x83 | 0x81, ..]))
             }),
-            _ => None,
+            _ => Some(at),
         };
         begins.and_then(|at| code.get(..at)).is_some_and(may_end_a_block)
     })
