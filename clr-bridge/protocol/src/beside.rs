@@ -17,9 +17,9 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 use crate::control::wish;
+use crate::control_pages::ControlPages;
 use crate::layout::{READER_LOCKS, READER_SLOTS, READER_WISHES, ReaderBlock, checksum};
 use crate::owner::{Bytes, LockError, is_locked, lock_bytes, unlock_bytes};
-use crate::owning::ControlPages;
 use crate::reader::ReadAt;
 
 /// Why a reader cannot wish for events.

@@ -6,8 +6,8 @@
 //!
 //! Invariant: reading checks every length against the bytes that are there.
 
+use crate::decode_error::DecodeError;
 use crate::layout::{EventHeader, MAX_EVENT};
-use crate::record::DecodeError;
 
 /// The most frames of an event.
 pub const MAX_FRAMES: usize = 1024;

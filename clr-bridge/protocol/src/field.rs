@@ -7,7 +7,7 @@
 //! Invariant: decoding allocates no more than the input is long (times the size of an item), never
 //! panics and never reads past its input. Encoding never allocates and never panics.
 
-use crate::record::DecodeError;
+use crate::decode_error::DecodeError;
 
 /// The most bytes of a text.
 pub const MAX_TEXT: usize = 4096;

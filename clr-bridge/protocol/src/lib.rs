@@ -212,6 +212,8 @@ pub mod collection;
 pub mod compaction;
 pub mod contexts;
 pub mod control;
+mod control_pages;
+pub mod decode_error;
 pub mod doorbell;
 pub mod event;
 pub mod exercise;

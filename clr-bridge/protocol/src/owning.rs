@@ -13,15 +13,14 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::ptr::NonNull;
 
 use crate::beside;
 use crate::control::{Outcome, Request, Wishes, capability, slot_of};
+use crate::control_pages::ControlPages;
 use crate::doorbell;
 use crate::layout::{
-    ANSWER_SLOTS, ANSWERED, BEAT, CONTROL, DOORBELL, REQUEST_SLOTS, REQUESTS, RING_TAIL,
-    RequestSlot, STATUS, WISHES, WishBlock,
+    ANSWER_SLOTS, ANSWERED, BEAT, DOORBELL, REQUEST_SLOTS, REQUESTS, RING_TAIL, RequestSlot,
+    STATUS, WISHES, WishBlock,
 };
 use crate::owner::{LockError, lock, unlock};
 use crate::reader::ReadAt;
@@ -45,74 +44,6 @@ pub enum RequestError {
     Full,
     #[error("the request cannot be written: {0}")]
     Call(#[from] io::Error),
-}
-
-/// The pages that the owner and readers with wishes write, mapped.
-#[derive(Debug)]
-pub(crate) struct ControlPages {
-    start: NonNull<u8>,
-}
-
-const PAGES: usize = STATUS - CONTROL;
-
-// SAFETY: only the kernel reads and writes through the address.
-unsafe impl Send for ControlPages {}
-// SAFETY: as above.
-unsafe impl Sync for ControlPages {}
-
-impl ControlPages {
-    pub(crate) fn map(file: &File) -> io::Result<Self> {
-        // SAFETY: a new mapping where the kernel finds room; nothing existing is replaced.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                PAGES,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                CONTROL as libc::off_t,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        NonNull::new(start.cast()).map(|start| Self { start }).ok_or_else(io::Error::last_os_error)
-    }
-
-    /// Writes at an offset of the file.
-    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> io::Result<()> {
-        let inside = offset.checked_sub(CONTROL).filter(|at| at + bytes.len() <= PAGES);
-        let inside = inside.ok_or(io::ErrorKind::InvalidInput)?;
-        let from = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        let to = libc::iovec {
-            iov_base: self.start.as_ptr().wrapping_add(inside).cast(),
-            iov_len: bytes.len(),
-        };
-        // SAFETY: the kernel checks both ranges; `to` lies in our own mapping by the check above,
-        // of which there are no references.
-        let written = unsafe {
-            libc::process_vm_writev(libc::getpid(), &raw const from, 1, &raw const to, 1, 0)
-        };
-        match usize::try_from(written) {
-            Ok(written) if written == bytes.len() => Ok(()),
-            Ok(_) => Err(io::ErrorKind::WriteZero.into()),
-            Err(_) => Err(io::Error::last_os_error()),
-        }
-    }
-
-    /// Wakes the threads that sleep on the word at an offset of the file.
-    fn wake(&self, offset: usize) {
-        if let Some(inside) = offset.checked_sub(CONTROL).filter(|at| at + 4 <= PAGES) {
-            doorbell::wake(self.start.as_ptr().wrapping_add(inside).cast());
-        }
-    }
-}
-
-impl Drop for ControlPages {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `map`, not used afterwards.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), PAGES) };
-    }
 }
 
 /// The owner of a bridge, until it is dropped.

@@ -10,21 +10,11 @@
 //!
 //! Invariant: `decode` of any bytes is a value or an error; its memory is bounded by its input.
 
+use crate::decode_error::DecodeError;
 use crate::field::{CodeRangeRecord, Field, IlMapEntry, Measure, RangesView, Sink, Source};
 
 /// Set in a record's flags when a text or list was longer than its bound.
 pub const FLAG_CUT: u8 = 1;
-
-/// Why the bytes of a record are none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum DecodeError {
-    #[error("the record ends before its last field")]
-    Truncated,
-    #[error("the record has a value that is not allowed: {0}")]
-    Invalid(&'static str),
-    #[error("kind {0} is unknown to this version")]
-    UnknownKind(u16),
-}
 
 /// Something that can be appended to the log.
 pub trait Encode {

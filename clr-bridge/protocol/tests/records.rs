@@ -2,6 +2,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use strata_bridge_protocol::decode_error::DecodeError;
 use strata_bridge_protocol::event::EventRecord;
 use strata_bridge_protocol::field::{
     CodeRange, CodeRangeRecord, Field, IlMapEntry, MAX_BLOB, MAX_RANGES, MAX_TEXT, MAX_TEXTS,
@@ -9,9 +10,9 @@ use strata_bridge_protocol::field::{
 };
 use strata_bridge_protocol::layout::MAX_RECORD;
 use strata_bridge_protocol::record::{
-    AppDomainEnd, AppDomainRecord, DecodeError, DiagnosticRecord, Encode, Enumerated, IlMap,
-    IlMapRecord, Level, Method, MethodKind, MethodRecord, MethodUnload, MethodView, ModuleRecord,
-    ModuleUnload, NotFound, Record, ThreadEnd, ThreadRecord, Tier, TypeRecord, module_flag,
+    AppDomainEnd, AppDomainRecord, DiagnosticRecord, Encode, Enumerated, IlMap, IlMapRecord, Level,
+    Method, MethodKind, MethodRecord, MethodUnload, MethodView, ModuleRecord, ModuleUnload,
+    NotFound, Record, ThreadEnd, ThreadRecord, Tier, TypeRecord, module_flag,
 };
 
 fn bytes_of(record: &Record) -> Vec<u8> {

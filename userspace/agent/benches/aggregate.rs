@@ -3,7 +3,8 @@
 
 use strata_abi::record::End;
 use strata_agent::aggregate::{Aggregate, LabelsId, Sample, ThreadKey, Words};
-use strata_agent::processes::table::{ImageId, Space};
+use strata_agent::image_id::ImageId;
+use strata_agent::processes::table::Space;
 use strata_kinds::{Kind, Kinds};
 
 fn main() {

@@ -22,7 +22,8 @@ use xxhash_rust::xxh3;
 
 use super::code_address::{CodeAddress, Marker};
 use crate::hash::HashMap;
-use crate::processes::table::{ImageId, Space};
+use crate::image_id::ImageId;
+use crate::processes::table::Space;
 use keyed::Keyed;
 use labels::LabelSets;
 pub use labels::{Label, LabelsId};

@@ -6,8 +6,9 @@
 
 use strata_abi::record::{End, FRAME_ADDRESS, FRAME_EXACT};
 
+use crate::image_id::ImageId;
 use crate::processes::mapped::FileId;
-use crate::processes::table::{Backing, ImageId, Space};
+use crate::processes::table::{Backing, Space};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CodeAddress {

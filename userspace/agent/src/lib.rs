@@ -7,6 +7,7 @@
 //! - [`engine`]: ties them together in the order of time.
 //! - [`event_loop`]: the loop that recordings and the daemon run.
 //! - [`aggregate`]: samples of one period: stacks interned, addresses not symbolized.
+//! - [`image_id`]: the number of a process image.
 //! - [`code_address`]: addresses independent of the process: kernel, file, generated code.
 //! - [`frame`]: the frame that such an address becomes.
 //! - [`selection`]: which processes' samples are kept.
@@ -21,6 +22,7 @@ pub mod event_loop;
 pub mod frame;
 mod hash;
 pub mod host;
+pub mod image_id;
 pub mod kernel;
 pub mod managed;
 pub mod processes;

@@ -27,12 +27,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use strata_bridge_protocol::beside::BesideError;
 use strata_bridge_protocol::control::wish;
+use strata_bridge_protocol::decode_error::DecodeError;
 use strata_bridge_protocol::layout::CONTEXTS;
 use strata_bridge_protocol::objects::ObjectTable;
 use strata_bridge_protocol::owning::{Owner, TakeError};
 use strata_bridge_protocol::reader::{self, HeaderError, Progress, Reader, file};
 pub use strata_bridge_protocol::reader::{Budget, Consumer, Entry, Limits, ReaderLosses};
-use strata_bridge_protocol::record::{DecodeError, Enumerated, RawRecord, kind};
+use strata_bridge_protocol::record::{Enumerated, RawRecord, kind};
 use strata_bridge_protocol::shared_file::monotonic_time;
 pub use strata_bridge_protocol::status::{Count, Loss, State, StatusRecord};
 

@@ -11,7 +11,6 @@ use toml::de::{DeTable, DeValue};
 
 use crate::origin::{Origin, Sourced};
 use crate::problem::{Problem, excerpt, nearest, position};
-use crate::settings::Shown;
 use crate::value::{Raw, Value, Wrong};
 
 /// The inputs of a configuration.
@@ -34,6 +33,15 @@ pub struct Flag {
     /// What it sets: `sampling.frequency`.
     pub key: String,
     pub value: String,
+}
+
+/// One value as `strata config show` prints it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    pub key: String,
+    /// As TOML; `***` for a secret.
+    pub value: String,
+    pub origin: Origin,
 }
 
 pub(crate) struct Entry {

@@ -17,6 +17,7 @@
 
 pub mod exporters;
 pub mod families;
+mod frequencies;
 pub mod layers;
 pub mod origin;
 pub mod problem;
@@ -25,11 +26,11 @@ pub mod secret;
 pub mod settings;
 pub mod value;
 
-pub use layers::{Flag, Inputs};
+pub use layers::{Flag, Inputs, Shown};
 pub use origin::{Origin, Sourced};
 pub use problem::Problem;
 pub use secret::Secret;
-pub use settings::{Configuration, Loaded, Shown, check, load};
+pub use settings::{Configuration, Loaded, check, load};
 
 /// Every setting, with its default and what it does.
 pub const EXAMPLE: &str = include_str!("../strata.example.toml");

@@ -6,9 +6,15 @@
 use strata_kinds::{Kind, Kinds};
 use strata_metadata::{Choice, Facts};
 
+use crate::frequencies::{check_frequency, sampled_by_clocks};
 use crate::layers::Layers;
 use crate::origin::Sourced;
-use crate::settings::{BridgePolicy, check_frequency, sampled_by_clocks};
+use crate::value::words;
+
+words! {
+    /// When strata loads its bridge into a .NET process.
+    BridgePolicy { Attach = "attach", Environment = "environment", Off = "off" }
+}
 
 /// Conditions hold patterns: `*` is any characters, `?` is one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -4,20 +4,16 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use strata_kinds::{Frequencies, Kind, Kinds, Rate};
+use strata_kinds::{Frequencies, Kind, Kinds};
 
 use crate::exporters::{self, ExporterConfig};
 use crate::families;
-use crate::layers::{Inputs, Layers};
-use crate::origin::{Origin, Sourced};
+use crate::frequencies::{check_frequency, sampled_by_clocks};
+use crate::layers::{Inputs, Layers, Shown};
+use crate::origin::Sourced;
 use crate::problem::Problem;
-use crate::rules::{self, Rule};
+use crate::rules::{self, BridgePolicy, Rule};
 use crate::value::{Bytes, words};
-
-words! {
-    /// When strata loads its bridge into a .NET process.
-    BridgePolicy { Attach = "attach", Environment = "environment", Off = "off" }
-}
 
 words! {
     LogLevel { Error = "error", Warn = "warn", Info = "info", Debug = "debug", Trace = "trace" }
@@ -50,11 +46,6 @@ pub struct Configuration {
     /// The host's name; `None` is its own.
     pub host: Sourced<Option<String>>,
     pub rules: Vec<Rule>,
-}
-
-/// The kinds that a clock samples, and that this version has a sampler for.
-pub(crate) fn sampled_by_clocks() -> impl Iterator<Item = (Kind, Rate)> {
-    Kinds::all().iter().filter_map(|kind| Some((kind, kind.info().rate?)))
 }
 
 impl Configuration {
@@ -103,15 +94,6 @@ pub struct Containers {
     pub kubelet_ca_file: Sourced<Option<PathBuf>>,
     /// Whether the kubelet's certificate has to be signed by one of those.
     pub kubelet_verify: Sourced<bool>,
-}
-
-/// One value as `strata config show` prints it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown {
-    pub key: String,
-    /// As TOML; `***` for a secret.
-    pub value: String,
-    pub origin: Origin,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -244,11 +226,5 @@ fn containers(layers: &mut Layers<'_>) -> Containers {
         kubelet_token_file: layers.get(&["containers", "kubelet_token_file"], of_account("token")),
         kubelet_ca_file: layers.get(&["containers", "kubelet_ca_file"], of_account("ca.crt")),
         kubelet_verify: layers.get(&["containers", "kubelet_verify"], true),
-    }
-}
-
-pub(crate) fn check_frequency(layers: &mut Layers<'_>, path: &[&str], frequency: &Sourced<u32>) {
-    if !(1..=1000).contains(&frequency.value) {
-        layers.refuse(path, frequency, "from 1 to 1000 samples a second", None);
     }
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use strata_config::exporters::Kind;
 use strata_config::families::own_exporters;
+use strata_config::rules::BridgePolicy;
 use strata_config::rules::{decide, matches};
 use strata_config::secret::Credential;
-use strata_config::settings::BridgePolicy;
 use strata_config::value::Bytes;
 use strata_config::{Flag, Inputs, Loaded, Origin, Problem, check, load};
 use strata_kinds::Kind as SampleKind;

@@ -23,9 +23,11 @@
 pub mod backends;
 mod batch;
 pub mod disks;
+mod endpoint;
 pub mod exporter;
 pub mod files;
 pub mod http;
+mod label_names;
 pub mod label_values;
 pub mod limits;
 pub mod origin;
@@ -37,8 +39,9 @@ pub mod sample_labels;
 pub mod spool;
 
 pub use crate::http::{Address, AddressError, LONGEST_WAIT, Outcome, Secret, TlsError};
-pub use backends::{Backend, EncoderState, Endpoint, datadog, otlp, pyroscope};
+pub use backends::{Backend, EncoderState, datadog, otlp, pyroscope};
 pub use batch::{Batch, Encoded, NotABatch, Outgoing, Protocol};
+pub use endpoint::Endpoint;
 pub use queue::{
     Clock, Count, CredentialSource, Drops, EnqueueError, ExporterHealth, ExporterSettings, Queues,
     StartError, State, Trouble, Waits,

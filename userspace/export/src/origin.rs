@@ -8,6 +8,7 @@ use std::borrow::Cow;
 
 use strata_profile::Profile;
 
+use crate::label_names::pyroscope_name;
 use crate::limits::{Cuts, shortened};
 
 /// The origin of a profile; empty or `None` where unknown.
@@ -306,16 +307,6 @@ fn bounded(text: String, bytes: usize) -> (String, bool) {
 fn count_short(cuts: &mut Cuts, are_short: [bool; 2]) {
     let count = are_short.into_iter().map(u64::from).sum();
     cuts.shortened_texts = cuts.shortened_texts.saturating_add(count);
-}
-
-/// A valid name of a label: letters, digits and underscores, no digit first.
-pub(crate) fn pyroscope_name(name: &str) -> String {
-    let valid = |byte: char| if byte.is_ascii_alphanumeric() { byte } else { '_' };
-    let mut made: String = name.chars().map(valid).collect();
-    if made.is_empty() || made.starts_with(|first: char| first.is_ascii_digit()) {
-        made.insert(0, '_');
-    }
-    made
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::environment::Known;
+use crate::known_variables::Known;
 
 /// Recognised names. The values of most are secrets, so none is ever shown.
 pub const VARIABLES: &[&str] = &[

@@ -3,15 +3,12 @@
 //! Of a name that is there twice the first counts, as for `getenv`; a variable that is set to
 //! nothing counts as not set.
 
-use std::borrow::Cow;
-
 use crate::destinations;
+use crate::known_variables::Known;
 use crate::types;
 
 /// The most that is read of a block. The kernel allows more.
 pub const MAX_BLOCK: usize = 256 * 1024;
-/// The most that is read of one variable.
-pub const MAX_VALUE: usize = 16 * 1024;
 
 pub const PYROSCOPE_APPLICATION_NAME: &str = "PYROSCOPE_APPLICATION_NAME";
 pub const PYROSCOPE_LABELS: &str = "PYROSCOPE_LABELS";
@@ -69,7 +66,7 @@ impl<'a> Environment<'a> {
     }
 
     /// The variables of the block that strata uses, in one pass over it.
-    pub fn known(&self) -> Known<'a> {
+    pub(crate) fn known(&self) -> Known<'a> {
         let mut known = Known { unread: self.unread, ..Known::default() };
         for (name, value) in self.variables() {
             if !(name.starts_with(b"DD_")
@@ -115,31 +112,6 @@ pub fn use_of(name: &[u8], own_destination: bool) -> Use {
         Some(_) => Use::Value,
         None if git() => Use::Value,
         None => Use::Nothing,
-    }
-}
-
-/// The variables of a block that strata understands.
-#[derive(Clone, Default)]
-pub struct Known<'a> {
-    values: Vec<(&'static str, &'a [u8])>,
-    unread: usize,
-}
-
-impl<'a> Known<'a> {
-    pub fn unread(&self) -> usize {
-        self.unread
-    }
-
-    /// A value as text: what is not UTF-8 becomes U+FFFD, what is over [`MAX_VALUE`] is not there.
-    pub fn text(&self, name: &str) -> Option<Cow<'a, str>> {
-        let (_, value) = self.values.iter().find(|(known, _)| *known == name)?;
-        let value = value.get(..MAX_VALUE).unwrap_or(value);
-        (!value.is_empty()).then(|| String::from_utf8_lossy(value))
-    }
-
-    /// Names of variables that are set to something, in the block's order.
-    pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        self.values.iter().filter(|(_, value)| !value.is_empty()).map(|(name, _)| *name)
     }
 }
 

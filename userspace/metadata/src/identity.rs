@@ -12,10 +12,11 @@ use strata_kinds::Kinds;
 use crate::control_group;
 use crate::destinations::{self, Wish};
 use crate::environment::{
-    DD_ENV, DD_SERVICE, DD_TAGS, DD_VERSION, Known, OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME,
+    DD_ENV, DD_SERVICE, DD_TAGS, DD_VERSION, OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME,
     PYROSCOPE_APPLICATION_NAME, PYROSCOPE_LABELS,
 };
 use crate::facts::{Choice, Facts, Pod};
+use crate::known_variables::Known;
 use crate::source::Source;
 use crate::text::{self, Limits, List};
 use crate::types::{self, Switched};

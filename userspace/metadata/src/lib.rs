@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`facts`] | what goes in: what strata and its host know of a process |
 //! | [`environment`] | the environment block, as the hostile bytes it is |
+//! | `known_variables` | the variables of it that strata understands |
 //! | [`control_group`] | systemd units, container and pod ids in `/proc/PID/cgroup` |
 //! | [`source`] | where a value may come from, in order of precedence |
 //! | [`identity`] | what comes out, and how it is chosen |
@@ -22,6 +23,7 @@ pub mod document;
 pub mod environment;
 pub mod facts;
 pub mod identity;
+mod known_variables;
 pub mod source;
 pub mod text;
 pub mod types;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use strata_kinds::{KIND_COUNT, Kind, Kinds};
 
-use crate::environment::Known;
 use crate::facts::Choice;
+use crate::known_variables::Known;
 
 pub const PYROSCOPE_PROFILING_ENABLED: &str = "PYROSCOPE_PROFILING_ENABLED";
 pub const DD_PROFILING_ENABLED: &str = "DD_PROFILING_ENABLED";

@@ -8,8 +8,9 @@ use std::time::{Duration, SystemTime};
 
 use strata_abi::record::End;
 use strata_agent::aggregate::{Aggregate, LabelsId, Sample, ThreadKey, Words};
+use strata_agent::image_id::ImageId;
 use strata_agent::processes::container::Groups;
-use strata_agent::processes::table::{ImageId, ProcessTable, Space};
+use strata_agent::processes::table::{ProcessTable, Space};
 use strata_export::exporter::{Exporter, Output};
 use strata_export::origin::Origin;
 use strata_export::pipeline::{

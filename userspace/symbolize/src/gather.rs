@@ -12,9 +12,9 @@ use strata_agent::code_address::{CodeAddress, Marker, describe_end};
 use strata_agent::engine::Engine;
 use strata_agent::engine::loading::clean_path;
 use strata_agent::frame::NamedFrame;
+use strata_agent::image_id::ImageId;
 use strata_agent::managed::names::{Describer, Description, Limits};
 use strata_agent::processes::mapped::FileId;
-use strata_agent::processes::table::ImageId;
 use strata_profile::FrameKind;
 use strata_sandbox::ProcessRef;
 

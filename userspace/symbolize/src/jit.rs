@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+use strata_agent::image_id::ImageId;
 use strata_agent::processes::credentials::Credentials;
-use strata_agent::processes::table::ImageId;
 use strata_profile::FrameKind;
 use strata_profile::text::shortened;
 use strata_sandbox::{FileIdentity, Locator, OpenFile, ProcessRef, Reply, Request};

@@ -13,13 +13,13 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use strata_agent::code_address::CodeAddress;
 use strata_agent::frame::NamedFrame;
-use strata_agent::processes::table::ImageId;
+use strata_agent::image_id::ImageId;
 use strata_profile::LateKey;
 
 use crate::late::Keys;
 use crate::related::{self, About};
 use crate::task::{Lasting, Symbol};
-use crate::{ModuleInfo, UNNAMED_CODE};
+use crate::{LONGEST_NAME, ModuleInfo, UNNAMED_CODE};
 
 /// What a code address is known as.
 #[derive(Clone, Debug, Default)]
@@ -75,8 +75,6 @@ const SOME_FLUSHES: u32 = 4;
 /// burst of programs leaves nothing behind.
 const FORGOTTEN_AFTER: u32 = 40;
 
-/// Characters of a name that are kept when memory is bounded.
-pub const LONGEST_NAME: usize = 1024;
 /// Bytes of names of generated code: of one process, and of all in equal shares, but no less than
 /// the last for each.
 const MOST_GENERATED: usize = 8 << 20;

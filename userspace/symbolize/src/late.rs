@@ -21,8 +21,8 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use strata_agent::code_address::CodeAddress;
 use strata_agent::frame::NamedFrame;
+use strata_agent::image_id::ImageId;
 use strata_agent::processes::mapped::FileId;
-use strata_agent::processes::table::ImageId;
 use strata_profile::LateKey;
 
 use crate::ModuleInfo;

@@ -67,6 +67,9 @@ pub(crate) fn pseudo_module(path: &str) -> Arc<ModuleInfo> {
     Arc::new(ModuleInfo { path: path.into(), limit: u64::MAX, ..ModuleInfo::default() })
 }
 
+/// Characters of a name that are kept when memory is bounded.
+pub(crate) const LONGEST_NAME: usize = 1024;
+
 /// Code that a runtime made and that has no name.
 pub(crate) const UNNAMED_CODE: &str = "[jit]";
 

@@ -15,14 +15,15 @@ use strata_agent::aggregate::Aggregate;
 use strata_agent::code_address::CodeAddress;
 use strata_agent::engine::Engine;
 use strata_agent::engine::loading::Helpers;
+use strata_agent::image_id::ImageId;
 use strata_agent::managed::names;
-use strata_agent::processes::table::ImageId;
 
+use crate::LONGEST_NAME;
 use crate::Shortfalls;
 use crate::file_client::FileClient;
 use crate::jit::Room;
 use crate::kernel::KernelTable;
-use crate::known_symbols::{KnownSymbols, LONGEST_NAME};
+use crate::known_symbols::KnownSymbols;
 use crate::late::{Late, LateSymbol};
 use crate::lines::Lines;
 use crate::pool::{Limits, Pool, Report};

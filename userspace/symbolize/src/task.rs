@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use strata_agent::code_address::CodeAddress;
 use strata_agent::frame::NamedFrame;
+use strata_agent::image_id::ImageId;
 use strata_agent::kernel::names::KernelNames;
 use strata_agent::managed::names::{Described, Open};
 use strata_agent::processes::credentials::Credentials;
 use strata_agent::processes::mapped::FileId;
-use strata_agent::processes::table::ImageId;
 use strata_profile::FrameKind;
 use strata_sandbox::{OpenFile, ProcessRef, Related};
 use strata_symbols::Resolver;
@@ -22,12 +22,11 @@ use crate::assemblies::{ProcessFiles, Program};
 use crate::file_client::Ask as _;
 use crate::jit::{Allowance, JitFiles, Names};
 use crate::kernel::{self, KernelTable};
-use crate::known_symbols::LONGEST_NAME;
 use crate::managed::{self, GeneratedCode, Precompiled};
 use crate::pool::Context;
 use crate::related::About;
 use crate::related::assembly::Assembly;
-use crate::{ModuleInfo, Shortfalls, UNNAMED_CODE, native, pseudo_module};
+use crate::{LONGEST_NAME, ModuleInfo, Shortfalls, UNNAMED_CODE, native, pseudo_module};
 
 /// The subject of a task: one task for each is under way at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

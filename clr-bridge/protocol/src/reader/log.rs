@@ -24,6 +24,7 @@ use super::{
     Budget, HeaderError, Limits, ReadAt, ReaderLosses, main_header, read_array, segment_header,
 };
 use crate::contexts::Context;
+use crate::decode_error::DecodeError;
 use crate::layout::{
     CONTEXT_FREE, CONTEXT_PROBES, CONTEXT_SLOTS, CONTEXTS, ContextSlot, MAX_RECORD, MAX_SEGMENTS,
     RECORD_COMMITTED, RECORD_END, RECORD_FREE, RECORD_RESERVED, RecordHeader, SEGMENT_DATA,
@@ -31,7 +32,7 @@ use crate::layout::{
 };
 use crate::log::RecordWord;
 use crate::objects::ObjectTable;
-use crate::record::{DecodeError, FLAG_CUT, RawRecord, Record};
+use crate::record::{FLAG_CUT, RawRecord, Record};
 use crate::status::StatusRecord;
 
 /// How long a reserved record is waited for, in nanoseconds.

@@ -14,7 +14,7 @@ use strata_kinds::Kind;
 use super::keyed::Keyed;
 use super::labels::LabelsId;
 use super::{Sample, StackId, ThreadId};
-use crate::processes::table::ImageId;
+use crate::image_id::ImageId;
 
 /// What was sampled of a thread in a stack, with one set of labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,8 +19,9 @@ use super::objects::{Amount, amount_of};
 use super::samples::{Sample, address_of};
 use super::snapshots::FLAG_SNAPSHOT;
 use crate::aggregate::{Aggregate, LabelsId};
+use crate::image_id::ImageId;
 use crate::kernel::broker::Mapped;
-use crate::processes::table::{Backing, ImageId, Space};
+use crate::processes::table::{Backing, Space};
 
 // The kernel's and the bridge's numbers are the same.
 const _: () = assert!(EVENT_WORDS == BLOCK_WORDS);

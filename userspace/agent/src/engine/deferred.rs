@@ -19,7 +19,8 @@ use super::loading::Missing;
 use super::samples::{Sample, address_of, domain_read, is_caller, whole};
 use super::waits::Stack;
 use crate::aggregate::{self, ThreadKey, Words};
-use crate::processes::table::{ImageId, Space};
+use crate::image_id::ImageId;
+use crate::processes::table::Space;
 use crate::tables::extents;
 
 /// A deferred sample that waits for its process's tables.

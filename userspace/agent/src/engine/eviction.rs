@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use super::wall::Wall;
 use super::{Engine, stalled_cpus};
 use crate::code_address::CodeAddress;
+use crate::image_id::ImageId;
 use crate::processes::mapped::FileId;
-use crate::processes::table::{ImageId, Space};
+use crate::processes::table::Space;
 use crate::tables;
 
 /// How long ended processes are kept for samples that are still in the ring.

@@ -51,6 +51,7 @@ use strata_abi::tables::{UNWANTED_OFF_CPU, UNWANTED_WALL};
 use strata_kinds::{Frequencies, Kind, Kinds};
 
 use crate::aggregate::{Aggregate, Shortfalls};
+use crate::image_id::ImageId;
 use crate::kernel::broker::client::BrokerState;
 use crate::kernel::loader::{LoadError, Programs, Settings};
 use crate::kernel::names::KernelNames;
@@ -60,7 +61,7 @@ use crate::managed::{self, Managed};
 use crate::processes::container::Groups;
 use crate::processes::credentials::AllCredentials;
 use crate::processes::scan::Scanner;
-use crate::processes::table::{ImageId, ProcessTable};
+use crate::processes::table::ProcessTable;
 use crate::selection::{Selection, Wanted};
 use crate::tables::store::Store;
 use deferred::Pending;

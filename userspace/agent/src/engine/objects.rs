@@ -22,8 +22,9 @@ use super::clr_events::{
 use super::{Engine, monotonic_nanos};
 use crate::aggregate::{Addresses, Aggregate, LabelsId, ThreadKey, Words};
 use crate::code_address::{CodeAddress, Marker};
+use crate::image_id::ImageId;
 use crate::managed::events::Objects;
-use crate::processes::table::{ImageId, Space};
+use crate::processes::table::Space;
 
 /// Frames of all stacks of one process.
 const MOST_FRAMES: usize = 200_000;

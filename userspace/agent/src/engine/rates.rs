@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use strata_kinds::{Frequencies, KIND_COUNT, Kind};
 
-use crate::processes::table::ImageId;
+use crate::image_id::ImageId;
 
 /// The rates and credits of all kinds.
 #[derive(Debug)]

@@ -19,7 +19,8 @@ use super::clr_events::{self, Described, Labelling};
 use super::waits::Stack;
 use super::wall::Whole;
 use crate::aggregate::{self, LabelsId, ThreadKey, Words};
-use crate::processes::table::{ImageId, Space};
+use crate::image_id::ImageId;
+use crate::processes::table::Space;
 
 // The kernel's numbers of kinds are those of the table.
 const _: () = assert!(SOURCE_CPU == Kind::Cpu as u8 && SOURCE_WALL == Kind::Wall as u8);

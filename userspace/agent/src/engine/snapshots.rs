@@ -15,8 +15,9 @@ use strata_kinds::Kind;
 use super::samples::Event;
 use super::{Engine, monotonic_nanos};
 use crate::aggregate::Words;
+use crate::image_id::ImageId;
 use crate::managed::events::KINDS;
-use crate::processes::table::{ImageId, Space};
+use crate::processes::table::Space;
 
 /// In the flags of a header: the stack was walked by the runtime. No record has it.
 pub(super) const FLAG_SNAPSHOT: u8 = 1 << 7;

@@ -19,8 +19,9 @@ use super::Engine;
 use super::samples::Sample;
 use super::thread_memory::{Admission, ThreadMemory};
 use crate::aggregate::{self, Aggregate, ThreadKey, Words};
+use crate::image_id::ImageId;
 use crate::kernel::functions;
-use crate::processes::table::{ImageId, Space};
+use crate::processes::table::Space;
 
 /// Bytes of stacks of threads that wait, of all processes ([`ThreadMemory`]).
 const MOST_BYTES: usize = 32 << 20;

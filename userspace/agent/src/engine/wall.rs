@@ -20,7 +20,8 @@ use strata_abi::record::{Header, STATE_ENDED, STATE_RUNNABLE};
 
 use super::thread_memory::{Admission, ThreadMemory};
 use crate::aggregate::{Aggregate, ThreadKey};
-use crate::processes::table::{ImageId, Space};
+use crate::image_id::ImageId;
+use crate::processes::table::Space;
 use crate::random::Random;
 use account::{Account, LATER, Tally, is_blocked};
 pub use account::{Activity, Whole};

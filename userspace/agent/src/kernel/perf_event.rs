@@ -7,7 +7,8 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use super::broker::process::PMU;
+/// The kernel's number of the uprobe PMU.
+pub(crate) const UPROBE_PMU: &str = "/sys/bus/event_source/devices/uprobe/type";
 
 const PERF_TYPE_SOFTWARE: u32 = 1;
 const PERF_COUNT_SW_CPU_CLOCK: u64 = 0;
@@ -87,7 +88,7 @@ impl Attributes {
 /// Whether this process may have probes in others; none is made. An event without a file is refused last
 /// of all, as invalid (kernel/events/core.c, `perf_uprobe_event_init`).
 pub fn try_probes() -> io::Result<()> {
-    let kind = std::fs::read_to_string(PMU)?;
+    let kind = std::fs::read_to_string(UPROBE_PMU)?;
     let kind = kind.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
     let attributes = Attributes { kind, flags: ATTR_DISABLED, ..Attributes::default() };
     // Of this very process, on any CPU.

@@ -11,10 +11,10 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use super::broker::client::{Broker, RequestId};
-use super::broker::process::PMU;
 use super::broker::{MOST_PROBES, Mapped};
+use super::perf_event::UPROBE_PMU;
 use crate::blocking_reader::{Owner, ROOT, owner_of};
-use crate::processes::table::ImageId;
+use crate::image_id::ImageId;
 
 /// The most concurrent attaches.
 const MOST_AT_ONCE: usize = 8;
@@ -27,7 +27,7 @@ const MOST_OF_ONE: usize = 8;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    #[error("this kernel has no uprobes ({PMU}): {0}")]
+    #[error("this kernel has no uprobes ({UPROBE_PMU}): {0}")]
     NoUprobes(#[source] io::Error),
     #[error("the library in the process cannot be read: {0}")]
     Library(#[source] io::Error),

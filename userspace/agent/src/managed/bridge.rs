@@ -8,9 +8,10 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use strata_bridge_protocol::decode_error::DecodeError;
 use strata_bridge_protocol::event::EventRecord;
 use strata_bridge_protocol::objects::ObjectTable;
-use strata_bridge_protocol::record::{DecodeError, RawRecord};
+use strata_bridge_protocol::record::RawRecord;
 use strata_bridge_protocol::status::Count;
 use strata_clr::loading::LoadError;
 use strata_clr::session::{Budget, Consumer, Holder, Life, Loss, SessionError, Which};
@@ -21,8 +22,8 @@ use strata_kinds::Kind;
 
 use super::maps_reader::MapsReader;
 use crate::blocking_reader::{Owner, ROOT, owner_of};
+use crate::image_id::ImageId;
 use crate::kernel::probes::Probe;
-use crate::processes::table::ImageId;
 
 /// The most concurrent attaches, and of them to processes of one user other than root.
 const MOST_AT_ONCE: usize = 8;

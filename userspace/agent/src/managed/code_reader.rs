@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use crate::blocking_reader::{BlockingReader, Owner, Patience, Ticket, owner_of};
-use crate::processes::table::ImageId;
+use crate::image_id::ImageId;
 
 /// Time limit of reading methods' code, which is exceeded only if its pages lie in a file that
 /// hangs.

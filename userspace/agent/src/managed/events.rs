@@ -19,8 +19,8 @@ use strata_kinds::{Kind, Kinds};
 
 use super::bridge::Bridge;
 use super::{Managed, State};
+use crate::image_id::ImageId;
 use crate::kernel::probes::{Arrival, ProbeError};
-use crate::processes::table::ImageId;
 
 /// How long the mapping of a bridge is waited for.
 const UNMAPPED: Duration = Duration::from_secs(5);

@@ -8,7 +8,7 @@ use strata_clr::session::Which;
 
 use super::bridge::{self, Arrival};
 use super::{LAST_WORDS, Managed, Policy, Standing, State, Target, runtime};
-use crate::processes::table::ImageId;
+use crate::image_id::ImageId;
 
 /// How often a process that another strata left is attached to again.
 const MOST_FREED: u32 = 10;

@@ -13,10 +13,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use strata_bridge_protocol::decode_error::DecodeError;
 use strata_bridge_protocol::field::IlMapEntry;
 use strata_bridge_protocol::record::{
-    AppDomainRecord, DecodeError, IlMapRecord, MethodKind, MethodView, ModuleRecord, RawRecord,
-    Record, Tier, kind,
+    AppDomainRecord, IlMapRecord, MethodKind, MethodView, ModuleRecord, RawRecord, Record, Tier,
+    kind,
 };
 use strata_unwind::managed::{MethodCode, method_rules, method_unwinding};
 

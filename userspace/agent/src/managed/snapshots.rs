@@ -13,8 +13,8 @@ use strata_kinds::{KIND_COUNT, Kind};
 use super::bridge::Bridge;
 use super::events::KINDS;
 use super::{LAST_WORDS, MOST_THREADS, Managed, State, Target};
+use crate::image_id::ImageId;
 use crate::processes::innermost_pid;
-use crate::processes::table::ImageId;
 
 /// Threads of one process that are looked up at once.
 const MOST_LOOKUPS: usize = 256;

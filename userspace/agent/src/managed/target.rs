@@ -25,8 +25,8 @@ use super::runtime::Runtime;
 use super::snapshots::Taken;
 use super::stubs;
 use super::units::Units;
+use crate::image_id::ImageId;
 use crate::kernel::loader::Programs;
-use crate::processes::table::ImageId;
 use crate::tables::store::Store;
 
 /// Attaching takes some milliseconds, or a second on a busy host. A runtime may delay it.

@@ -1,7 +1,7 @@
 //! The order in which .NET processes are read, where there is not time for all in one turn: those that
 //! one turn does not reach are the first of the next.
 
-use crate::processes::table::ImageId;
+use crate::image_id::ImageId;
 
 /// See the module.
 #[derive(Default)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 pub use strata_metadata::control_group::{Group, parse};
 
 use super::proc_file;
-use super::table::ImageId;
+use crate::image_id::ImageId;
 
 /// Groups of process images, read at an image's first sample.
 #[derive(Default)]

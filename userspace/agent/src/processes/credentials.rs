@@ -2,8 +2,8 @@
 //! its first sample, because a short process is gone when its code is symbolized.
 
 use super::proc_file;
-use super::table::ImageId;
 use crate::hash::HashMap;
+use crate::image_id::ImageId;
 
 /// Credentials of a process: they decide which files about it are trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,8 +9,9 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
-use super::table::{Change, ImageId, Mapping, ProcessTable};
+use super::table::{Change, Mapping, ProcessTable};
 use crate::blocking_reader::{BlockingReader, Patience, Ticket, owner_of};
+use crate::image_id::ImageId;
 use crate::kernel::perf_record::MappedInode;
 use strata_sandbox::process_text;
 

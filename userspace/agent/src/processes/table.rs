@@ -10,11 +10,8 @@ use std::sync::Arc;
 use super::mapped::{FileId, MappedFiles};
 use super::mapping_events::{MappingEvents, Price};
 pub use super::space::{Backing, MAX_MAPPINGS, Mapping, Space};
+use crate::image_id::ImageId;
 use crate::kernel::perf_record::{Event, MappedInode};
-
-/// An image of [`ProcessTable`]. Numbers of dropped images may be reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ImageId(pub u32);
 
 #[derive(Clone, Debug)]
 pub struct Image {

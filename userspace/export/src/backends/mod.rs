@@ -1,12 +1,9 @@
-//! A backend of an exporter: its encoding of profiles, and the connection to it.
-//!
-//! Encoding and sending are separate: the bytes may stay in a spool for hours in between.
+//! A backend of an exporter: its encoding of profiles.
 
-use crate::batch::{Batch, Encoded, Outgoing};
-use crate::label_values::LabelValues;
 use std::cell::RefCell;
 
-use crate::http::{Client, EndpointSettings, Outcome, SetupError};
+use crate::batch::{Encoded, Outgoing};
+use crate::label_values::LabelValues;
 
 pub mod datadog;
 pub mod otlp;
@@ -51,7 +48,7 @@ impl Backend {
 
     /// The path of requests, which an address may contain already: OpenTelemetry's endpoint of one
     /// signal is the whole URL.
-    fn own_path(&self) -> Option<&'static str> {
+    pub(crate) fn own_path(&self) -> Option<&'static str> {
         match self {
             Self::Otlp(settings) if settings.transport == otlp::Transport::Http => {
                 Some(otlp::HTTP_PATH)
@@ -60,38 +57,7 @@ impl Backend {
         }
     }
 
-    fn is_grpc(&self) -> bool {
+    pub(crate) fn is_grpc(&self) -> bool {
         matches!(self, Self::Otlp(settings) if settings.transport == otlp::Transport::Grpc)
-    }
-}
-
-/// A server that profiles are sent to.
-#[derive(Debug)]
-pub struct Endpoint {
-    backend: Backend,
-    client: Client,
-}
-
-impl Endpoint {
-    /// # Errors
-    /// If a header or certificate of the destination is invalid.
-    pub fn new(backend: Backend, destination: &EndpointSettings) -> Result<Self, SetupError> {
-        let mut destination = destination.clone();
-        if let Some(path) = backend.own_path() {
-            destination.address = destination.address.without(path);
-        }
-        let client = Client::new(&destination, backend.is_grpc())?;
-        Ok(Self { backend, client })
-    }
-
-    /// See [`Backend::encode`]; these profiles are the only ones.
-    #[must_use]
-    pub fn encode(&self, profiles: &[Outgoing]) -> Encoded {
-        self.backend.encode(profiles, &mut EncoderState::default())
-    }
-
-    /// Sends the batch once, without a retry.
-    pub async fn send(&self, batch: &Batch) -> Outcome {
-        self.client.send(batch).await
     }
 }

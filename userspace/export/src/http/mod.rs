@@ -5,6 +5,7 @@
 //! No credential, tenant or header value is in any message.
 
 mod address;
+mod otlp_answer;
 pub mod outcome;
 mod secret;
 mod tls;
@@ -20,7 +21,8 @@ use http::header::{
 use http_body_util::BodyExt;
 use reqwest::redirect::Policy;
 
-use crate::backends::otlp::{PROTO_RELEASE, delivery, grpc_payload};
+use self::otlp_answer::{delivery, grpc_payload};
+use crate::backends::otlp::PROTO_RELEASE;
 use crate::batch::{Batch, Protocol};
 pub use address::{Address, AddressError};
 pub use outcome::{LONGEST_WAIT, Outcome};

@@ -11,8 +11,8 @@ use strata_profile::{
 
 use super::costs::{Costs, Seen, kept_frames, new_label_bytes};
 use super::{Cuts, Limits, Selection, TRIMMED, shortened};
+use crate::label_names::pyroscope_name;
 use crate::label_values::OTHER;
-use crate::origin::pyroscope_name;
 use crate::positions::Known;
 use crate::sample_labels::{Form, LabelRule};
 

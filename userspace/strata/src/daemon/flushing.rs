@@ -17,7 +17,7 @@ use super::runtimes::Runtimes;
 use super::settings::exports_times;
 use strata_agent::aggregate::{Aggregate, Row, Tick};
 use strata_agent::engine::{Engine, monotonic_nanos};
-use strata_agent::processes::table::ImageId;
+use strata_agent::image_id::ImageId;
 use strata_symbolize::build::{Build, Circumstances};
 use strata_symbolize::late::LateSymbol;
 use strata_symbolize::symbolizer::{Options, Symbolizer};

@@ -30,8 +30,9 @@ use resolved::{origin, stored_labels};
 use strata_agent::blocking_reader::{Figures, Missing, Ticket, owner_of};
 use strata_agent::engine::Engine;
 use strata_agent::host;
+use strata_agent::image_id::ImageId;
 use strata_agent::processes::container::Group;
-use strata_agent::processes::table::{ImageId, ProcessTable};
+use strata_agent::processes::table::ProcessTable;
 
 pub use reading::age_of;
 pub use resolved::ResolvedProcess;

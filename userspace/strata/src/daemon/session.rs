@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use strata_abi::record::END_COUNT;
-use strata_config::settings::BridgePolicy;
+use strata_config::rules::BridgePolicy;
 use strata_config::{Configuration, Loaded};
 use strata_export::{Clock, Queues, disks, exporter};
 use strata_kinds::Kind;

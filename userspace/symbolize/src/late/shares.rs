@@ -9,8 +9,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use strata_agent::image_id::ImageId;
 use strata_agent::processes::mapped::FileId;
-use strata_agent::processes::table::ImageId;
 
 /// Bytes of symbols that the store has room for, and of them those of a process and a file.
 const MOST: usize = 16 << 20;

@@ -18,9 +18,9 @@ use assembly::Assembly;
 use strata_agent::aggregate::{Aggregate, StackId};
 use strata_agent::code_address::CodeAddress;
 use strata_agent::engine::Engine;
+use strata_agent::image_id::ImageId;
 use strata_agent::managed::names::{Described, Open, Question};
 use strata_agent::processes::mapped::FileId;
-use strata_agent::processes::table::ImageId;
 
 /// Whose name is asked for: a place, or a place as another one calls it.
 pub type About = (CodeAddress, Option<CodeAddress>);

@@ -36,7 +36,9 @@ use strata_sandbox::capabilities;
 use strata_sandbox::channel::{Channel, Wait};
 
 use super::{MOST_PROBES, Mapped, Operation, Outcome, REQUEST_BYTES, Reply, Request};
-use crate::kernel::perf_event::{self, PERF_EVENT_IOC_ENABLE, PERF_EVENT_IOC_SET_BPF, open_uprobe};
+use crate::kernel::perf_event::{
+    self, PERF_EVENT_IOC_ENABLE, PERF_EVENT_IOC_SET_BPF, UPROBE_PMU, open_uprobe,
+};
 
 /// Attaching that takes so long is given up.
 pub(super) const LONGEST: Duration = Duration::from_secs(10);
@@ -46,9 +48,6 @@ const AGAIN_AFTER: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// A broker that has served for so long did not die of how it starts.
 pub(super) const STEADY: Duration = Duration::from_secs(10);
-
-/// The kernel's number of the uprobe PMU.
-pub(crate) const PMU: &str = "/sys/bus/event_source/devices/uprobe/type";
 
 /// Runs as a keeper until the main process has ended. Standard input is the socket, standard output
 /// the program that probes run, or no program where no probes are wanted.
@@ -379,7 +378,7 @@ fn answer(channel: &Channel, id: u64, result: Result<OwnedFd, Outcome>) -> io::R
 /// both are of the same file. The probe acts in that process alone: one that changes the file
 /// afterwards harms itself at most.
 fn attach(mapped: &Mapped, program: BorrowedFd<'_>) -> Result<OwnedFd, Outcome> {
-    let kind = std::fs::read_to_string(PMU).and_then(|text| {
+    let kind = std::fs::read_to_string(UPROBE_PMU).and_then(|text| {
         text.trim().parse::<u32>().map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
     });
     let kind = kind.map_err(Outcome::NoUprobes)?;

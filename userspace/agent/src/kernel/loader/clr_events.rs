@@ -10,9 +10,9 @@ use strata_abi::memory::EventPace;
 use strata_abi::record::event_slot;
 
 use super::{HotValue, LoadError, Programs, map, program};
+use crate::image_id::ImageId;
 use crate::kernel::broker::Mapped;
 use crate::kernel::probes::Arrival;
-use crate::processes::table::ImageId;
 
 const PROGRAM: &str = "clr_event";
 

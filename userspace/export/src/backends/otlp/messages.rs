@@ -198,15 +198,15 @@ impl From<Any> for AnyValue {
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct ExportResponse {
+pub(crate) struct ExportResponse {
     #[prost(message, optional, tag = "1")]
-    pub(super) partial_success: Option<PartialSuccess>,
+    pub(crate) partial_success: Option<PartialSuccess>,
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct PartialSuccess {
+pub(crate) struct PartialSuccess {
     #[prost(int64, tag = "1")]
-    pub(super) rejected_profiles: i64,
+    pub(crate) rejected_profiles: i64,
     #[prost(string, tag = "2")]
-    pub(super) error_message: String,
+    pub(crate) error_message: String,
 }

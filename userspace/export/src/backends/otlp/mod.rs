@@ -6,7 +6,7 @@
 //! the HTTP client has, with the same TLS, limits and credentials.
 
 mod dictionary;
-mod messages;
+pub(crate) mod messages;
 
 use std::collections::HashMap;
 
@@ -18,15 +18,12 @@ use uuid::Uuid;
 
 use super::EncoderState;
 use crate::batch::{Batch, Encoded, Outgoing, Protocol, gzipped};
-use crate::http::Secret;
-use crate::http::outcome::Outcome;
 use crate::limits::{Cuts, Limits, Part, Selection, fit, time_of};
 use crate::origin::{LabelLimits, Origin, Value, otlp_attributes};
 use crate::sample_labels::{self, LabelRule};
 use dictionary::{Known, Tables};
 use messages::{
-    Any, ExportRequest, ExportResponse, KeyValue, Profile, Resource, ResourceProfiles, Sample,
-    Scope, ScopeProfiles,
+    Any, ExportRequest, KeyValue, Profile, Resource, ResourceProfiles, Sample, Scope, ScopeProfiles,
 };
 
 /// The release of opentelemetry-proto that the messages are of.
@@ -283,28 +280,6 @@ fn grpc_message(body: &[u8]) -> Option<Bytes> {
     message.put_u32(length);
     message.put_slice(body);
     Some(message.freeze())
-}
-
-/// The message in the body of a gRPC answer, if it is whole and not compressed (nothing else was
-/// asked for).
-#[must_use]
-pub(crate) fn grpc_payload(body: &[u8]) -> Option<&[u8]> {
-    let (head, rest) = body.split_first_chunk::<5>()?;
-    let [0, length @ ..] = *head else { return None };
-    rest.get(..usize::try_from(u32::from_be_bytes(length)).ok()?)
-}
-
-/// The answer to a delivered request: some profiles may have been rejected. Any other answer is
-/// ignored.
-#[must_use]
-pub(crate) fn delivery(message: &[u8], secrets: &[&Secret]) -> Outcome {
-    let answer = ExportResponse::decode(message).unwrap_or_default();
-    let Some(partial) = answer.partial_success else { return Outcome::delivered() };
-    let text = crate::http::outcome::shown(&partial.error_message, secrets);
-    Outcome::Delivered {
-        rejected: u64::try_from(partial.rejected_profiles).unwrap_or(0),
-        message: (!text.is_empty()).then_some(text),
-    }
 }
 
 #[cfg(test)]

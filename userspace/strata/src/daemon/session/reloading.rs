@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use strata_config::Loaded;
-use strata_config::settings::BridgePolicy;
+use strata_config::rules::BridgePolicy;
 use strata_export::pipeline::PipelineSettings;
 
 use super::{Daemon, destinations, kernel_frequencies, own_pid, period, warn_of_orphans};

@@ -4,7 +4,7 @@ use strata_kinds::Kinds;
 
 use super::*;
 use crate::code_address::CodeAddress;
-use crate::processes::table::ImageId;
+use crate::image_id::ImageId;
 
 fn whole(address: u64) -> Arc<Whole> {
     let stack =
