@@ -370,4 +370,22 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn the_documentation_has_every_cause_with_its_remedy() {
+        let text = include_str!("../../../docs/metrics.md");
+        let (_, table) =
+            text.split_once("| cause | what it is | what to do |\n|---|---|---|\n").expect("it");
+        let bridge = of_bridge().map(|(_, events)| events.dropped);
+        let is_loss = |end: &End| !matches!(end, End::Complete | End::KernelOnly);
+        let ends = End::ALL.into_iter().filter(is_loss).map(cause_of);
+        let all = CAUSES.iter().map(|cause| cause.name).chain(bridge).chain(ends);
+        let mut expected = String::new();
+        for cause in all {
+            let text = explained(cause).unwrap_or_default();
+            let advice = advice(cause, Running::Daemon).unwrap_or_default();
+            expected += &format!("| `{cause}` | {text} | {advice} |\n").replace("|  |", "| |");
+        }
+        assert_eq!(table, expected, "docs/metrics.md should have\n{expected}");
+    }
 }

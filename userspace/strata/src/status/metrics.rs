@@ -19,6 +19,10 @@ const GAUGE: &str = "gauge";
 type Single = (&'static str, &'static str, &'static str, f64);
 
 pub fn text(status: &Status) -> String {
+    metrics(status).iter().map(Metric::text).collect()
+}
+
+fn metrics(status: &Status) -> Vec<Metric<'_>> {
     let single = |(name, kind, help, value): Single| Metric {
         name,
         kind,
@@ -33,7 +37,7 @@ pub fn text(status: &Status) -> String {
     metrics.extend(labelled(status));
     metrics.extend(exporters(&status.exporters));
     metrics.extend(file_exporters(&status.file_exporters));
-    metrics.iter().map(Metric::text).collect()
+    metrics
 }
 
 /// Samples and their stacks.
@@ -482,5 +486,40 @@ mod tests {
             "# HELP strata_x_total Things.\n# TYPE strata_x_total counter\n\
              strata_x_total{exporter=\"a\\\"b\\n\"} 3\n"
         );
+    }
+
+    /// Names and texts with their values and labels left out.
+    fn table() -> String {
+        let status = Status::default();
+        let mut table = String::new();
+        for Metric { name, kind, help, .. } in metrics(&status) {
+            table += &format!("| `strata_{name}` | {kind} | {help} |\n");
+        }
+        table
+    }
+
+    #[test]
+    fn the_documentation_has_every_metric_with_its_text() {
+        let text = include_str!("../../../../docs/metrics.md");
+        let (_, rest) =
+            text.split_once("| metric | kind | what it is |\n|---|---|---|\n").expect("it");
+        let end = rest.find("\n\n").map_or(rest.len(), |end| end + 1);
+        let table = table();
+        assert_eq!(rest.get(..end), Some(&*table), "docs/metrics.md should have\n{table}");
+    }
+
+    #[test]
+    fn alerts_are_of_metrics_that_there_are() {
+        let status = Status::default();
+        let names: Vec<_> =
+            metrics(&status).iter().map(|of| format!("strata_{}", of.name)).collect();
+        let rules = include_str!("../../../../deploy/prometheus-rules.yaml");
+        let is_of_name = |letter: char| letter.is_ascii_lowercase() || letter == '_';
+        let words = rules.split(|letter| !is_of_name(letter));
+        let used: Vec<_> = words.filter(|word| word.starts_with("strata_")).collect();
+        assert!(used.len() > 8, "{used:?}");
+        for name in used {
+            assert!(names.iter().any(|known| known == name), "{name}");
+        }
     }
 }
