@@ -1,4 +1,14 @@
-//! The pages of control words, mapped to be written.
+//! The pages that an owner and readers with wishes write.
+//!
+//! They write into memory of a process that may do anything with it. `pwrite` would wait for
+//! the file's inode lock, which the process can hold for as long as it likes: by a `write` of its
+//! own from memory that a FUSE server or userfaultfd provides (mm/filemap.c,
+//! `generic_perform_write` faults the source in under the lock that `shmem_file_write_iter` took).
+//! A store through a mapping needs no such lock, but a fault that the kernel cannot serve is a
+//! signal. So the control page is mapped and written by `process_vm_writev` to this very process:
+//! the kernel does the copying, and what it cannot do is an error.
+//!
+//! Invariant: nothing here waits for the process or faults.
 
 use std::fs::File;
 use std::io;

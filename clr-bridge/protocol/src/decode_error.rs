@@ -1,6 +1,6 @@
-//! Bytes of another process that are no record.
+//! Errors of decoding what another process wrote.
 
-/// Why the bytes of a record are none.
+/// Why bytes are not a valid record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     #[error("the record ends before its last field")]

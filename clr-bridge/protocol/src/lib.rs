@@ -13,9 +13,10 @@
 //! | strata, the owner | [`owning::Owner`]: wishes, requests; [`reader::ring::RingReader`]: events |
 //! | both | [`record`], [`event`] and [`clr_event`]: what is reported; [`status`], [`control`]: the bridge's state, the owner's wishes |
 //!
-//! Below these: [`layout`] (every number), [`field`] (a record's bytes), [`log`] and [`ring`]
+//! Below these: [`layout`] (every number), [`field`] (a record's bytes), [`decode_error`], [`log`] and [`ring`]
 //! (appending and pushing without a lock), [`life`] (what a record begins or ends), [`table`],
-//! [`contexts`], [`owner`] (the lock), [`doorbell`],
+//! [`contexts`], [`owner`] (the lock), `control_pages`
+//! (writing without a wait), [`doorbell`],
 //! [`shared_file`] (memfds, seals, forks), [`memory`] (what the algorithms run on: mapped memory,
 //! or a model checker's).
 //!

@@ -1,13 +1,7 @@
 //! Owning a bridge: the lock, the wishes, the requests, the doorbell, the ring's tail. The daemon's
 //! side.
 //!
-//! The owner writes into memory of a process that may do anything with it. `pwrite` would wait for
-//! the file's inode lock, which the process can hold for as long as it likes: by a `write` of its
-//! own from memory that a FUSE server or userfaultfd provides (mm/filemap.c,
-//! `generic_perform_write` faults the source in under the lock that `shmem_file_write_iter` took).
-//! A store through a mapping needs no such lock, but a fault that the kernel cannot serve is a
-//! signal. So the control page is mapped and written by `process_vm_writev` to this very process:
-//! the kernel does the copying, and what it cannot do is an error.
+//! How it writes without a wait: `control_pages.rs`.
 //!
 //! Invariant: nothing here waits for the process or faults. What is read back from it is checked.
 

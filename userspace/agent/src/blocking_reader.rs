@@ -18,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::processes::proc_file;
+use crate::proc_file;
 
 /// The most questions that wait, and of them about processes of one user other than root.
 pub const MOST_WAITING: usize = 16_384;

@@ -25,6 +25,7 @@ pub mod host;
 pub mod image_id;
 pub mod kernel;
 pub mod managed;
+mod proc_file;
 pub mod processes;
 mod random;
 pub mod selection;

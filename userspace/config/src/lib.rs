@@ -7,6 +7,7 @@
 //! | [`families`] | variables of profiling agents that mean an exporter of the daemon |
 //! | [`value`] | how values are written, read and shown |
 //! | [`settings`] | what there is to set, and its defaults |
+//! | `frequencies` | how often kinds are sampled, as settings and rules state it |
 //! | [`exporters`] | where profiles go |
 //! | [`rules`] | what is different for some processes |
 //! | [`secret`] | values that are never shown |

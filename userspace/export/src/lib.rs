@@ -10,10 +10,11 @@
 //! - [`backends`]: [`backends::pyroscope`], [`backends::datadog`] and [`backends::otlp`] turn
 //!   profiles into batches of bytes. Tables of names: [`sample_labels`] (labels of samples) and
 //!   [`origin`] (the process that a profile describes). [`limits`] makes a profile fit a server
-//!   without losing a value. [`label_values`] bounds the values of a label.
+//!   without losing a value. `label_names` makes names valid, [`label_values`] bounds the values of a
+//!   label.
 //! - [`queue`]: a task for each exporter puts batches into its [`spool`] on disk, sends them,
 //!   sends again, and counts what is lost. [`orphans`] finds spools that no exporter has.
-//! - [`http`]: sends a batch once and returns the outcome.
+//! - `endpoint`: a backend and its connection. [`http`]: sends a batch once and returns the outcome.
 //! - [`files`]: an exporter that writes pprof files.
 //! - [`disks`]: which disks do not answer.
 //!

@@ -67,7 +67,7 @@ impl<'a> Environment<'a> {
 
     /// The variables of the block that strata uses, in one pass over it.
     pub(crate) fn known(&self) -> Known<'a> {
-        let mut known = Known { unread: self.unread, ..Known::default() };
+        let mut known = Known::new(self.unread);
         for (name, value) in self.variables() {
             if !(name.starts_with(b"DD_")
                 || name.starts_with(b"OTEL_")
@@ -76,10 +76,7 @@ impl<'a> Environment<'a> {
                 continue;
             }
             let Some(name) = name_of(name) else { continue };
-            // No longer than the names that are understood.
-            if known.values.iter().all(|(seen, _)| *seen != name) {
-                known.values.push((name, value));
-            }
+            known.note(name, value);
         }
         known
     }

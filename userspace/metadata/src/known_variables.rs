@@ -8,11 +8,24 @@ const MAX_VALUE: usize = 16 * 1024;
 /// The variables of a block that strata understands.
 #[derive(Clone, Default)]
 pub(crate) struct Known<'a> {
-    pub(crate) values: Vec<(&'static str, &'a [u8])>,
-    pub(crate) unread: usize,
+    values: Vec<(&'static str, &'a [u8])>,
+    unread: usize,
 }
 
 impl<'a> Known<'a> {
+    /// Of a block of which so many bytes were not read.
+    pub fn new(unread: usize) -> Self {
+        Self { values: Vec::new(), unread }
+    }
+
+    /// Of a name that is there twice the first counts.
+    pub fn note(&mut self, name: &'static str, value: &'a [u8]) {
+        // No longer than the names that are understood.
+        if self.values.iter().all(|(seen, _)| *seen != name) {
+            self.values.push((name, value));
+        }
+    }
+
     pub fn unread(&self) -> usize {
         self.unread
     }

@@ -302,7 +302,7 @@ impl Engine {
                 continue;
             }
             let comm = self.table.image(process.image).map(|image| image.comm.clone());
-            let group = crate::processes::proc_file::text(pid, "cgroup").ok();
+            let group = crate::proc_file::text(pid, "cgroup").ok();
             let group = group.map(|text| crate::processes::container::parse(&text));
             self.selection.note_match(&comm.unwrap_or_default(), group.as_ref());
         }

@@ -7,7 +7,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// The kernel's number of the uprobe PMU.
+/// The file with the type number of the uprobe PMU.
 pub(crate) const UPROBE_PMU: &str = "/sys/bus/event_source/devices/uprobe/type";
 
 const PERF_TYPE_SOFTWARE: u32 = 1;

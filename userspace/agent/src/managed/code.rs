@@ -142,7 +142,7 @@ pub struct CodeMap {
     rules: Vec<Rule>,
     numbers: HashMap<Rule, u16>,
     row_lists: RowLists,
-    /// Memory for the list that is looked for.
+    /// Reused buffer of [`CodeMap::row_list`].
     rows: Vec<Row>,
     /// By method: spans that are its code, retired ones included.
     uses: Vec<u32>,
@@ -474,6 +474,7 @@ impl CodeMap {
         const SMALL: usize = 32;
         self.spans.len() * SPAN
             + self.row_lists.bytes()
+            + self.rows.capacity() * size_of::<Row>()
             + self.uses.len() * size_of::<u32>()
             + self.unused.len() * size_of::<MethodIndex>()
             + self.retired_count * size_of::<Retired>() * 2

@@ -15,7 +15,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use crate::blocking_reader::{BlockingReader, Owner, Patience, Ticket, owner_of};
+use crate::blocking_reader::{BlockingReader, Owner, Patience, ROOT, Ticket, owner_of};
 use crate::image_id::ImageId;
 
 /// Time limit of reading methods' code, which is exceeded only if its pages lie in a file that
@@ -23,7 +23,7 @@ use crate::image_id::ImageId;
 const READING: Patience = Patience { limit: Duration::from_millis(500), threads: 32, of_one: 4 };
 /// Methods that are read at one time: one that hangs costs the others of its request.
 const AT_ONCE: usize = 64;
-/// Beyond so many processes, their users are read again.
+/// At so many entries the cache of users is emptied.
 const MOST_OWNERS: usize = 1024;
 /// Bytes of code that are asked for, and not taken yet: of one process, and of all.
 const MOST_BYTES: u64 = 1 << 20;
@@ -125,10 +125,10 @@ impl CodeReader {
         purpose: Purpose,
         places: &mut Vec<Place>,
     ) -> Option<Answer> {
-        if self.owners.len() >= MOST_OWNERS {
-            self.owners.clear();
+        if places.is_empty() {
+            return None;
         }
-        let owner = *self.owners.entry(image).or_insert_with(|| owner_of(pid));
+        let owner = self.owner(pid, image);
         let mut refused = Vec::new();
         while !places.is_empty() {
             let room = MOST_BYTES.saturating_sub(self.bytes.get(&image).copied().unwrap_or(0));
@@ -154,6 +154,22 @@ impl CodeReader {
             self.asked.insert(ticket, Asked { image, purpose, places: some, bytes });
         }
         (!refused.is_empty()).then_some(Answer { image, purpose, codes: refused })
+    }
+
+    /// The user of a process. Root's is read each time: the process may become another's, and root is
+    /// also the answer where the user cannot be read.
+    fn owner(&mut self, pid: u32, image: ImageId) -> Owner {
+        if let Some(owner) = self.owners.get(&image) {
+            return *owner;
+        }
+        let owner = owner_of(pid);
+        if owner != ROOT {
+            if self.owners.len() >= MOST_OWNERS {
+                self.owners.clear();
+            }
+            self.owners.insert(image, owner);
+        }
+        owner
     }
 
     /// What was read since the last call.

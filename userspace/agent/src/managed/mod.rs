@@ -11,6 +11,7 @@
 //!   unwound; `row_lists`: the rules of it.
 //! - [`events`]: exceptions and other events of the runtime.
 //! - [`names`]: from a method's metadata to its display name.
+//! - `name_cache`: names that processes of the same program share.
 //! - [`snapshots`]: events whose stacks the runtime has walked.
 //! - [`stubs`]: the names of the runtime's own generated code.
 //! - [`target`]: one process: the state of its bridge, and the samples of its code.

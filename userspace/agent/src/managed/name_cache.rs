@@ -1,8 +1,9 @@
 //! Names of methods by what they are made of: processes that run the same program have the same ones,
 //! and share them.
 //!
-//! Invariant: a name is given only to a method of which everything is equal that it is made of, the
-//! types that its signature refers to included: a process chooses its own names only.
+//! Invariant: a cached name is returned only if every input is equal, including the types that the
+//! signature refers to. So a process affects only its own names; a hostile one may cost others the
+//! saving.
 
 use std::cell::{Cell, RefCell};
 use std::hash::BuildHasher;
@@ -15,14 +16,15 @@ use super::modules::{Module, Type};
 use super::names::Name;
 use crate::hash::HashMap;
 
-/// The memory of all names. When it is full, they are made anew.
+/// The memory of all entries. When it is full, the cache is emptied.
 const MOST_BYTES: usize = 2 << 20;
-/// Of one; a longer one is made each time.
+/// Memory of one entry, its types included; a larger one is not cached.
 const LONGEST: usize = 4 << 10;
 /// What an entry takes besides texts.
 const ENTRY: usize = 200;
 
 /// What a name is made of.
+#[derive(Clone, Copy)]
 pub struct Inputs<'a> {
     pub method: &'a Method,
     pub module: Option<&'a Module>,
@@ -94,7 +96,8 @@ impl NameCache {
             return name;
         }
         if self.bytes.get() + bytes > MOST_BYTES {
-            *entries = HashMap::default();
+            // Keeps the table, with the seed that `hash` was made with.
+            entries.clear();
             self.bytes.set(0);
         }
         let before = entries.insert(hash, entry);
@@ -154,12 +157,79 @@ mod tests {
     }
 
     #[test]
+    fn every_input_of_a_name_is_compared() {
+        type Change = dyn Fn(&mut MethodRecord, &mut TypeRecord);
+        let record = |change: &Change| {
+            let mut runtime = Runtime::default();
+            let mut of_type = TypeRecord {
+                module: 7,
+                token: TYPE,
+                name: "A.B`1".into(),
+                generic_parameters: vec!["T".into()],
+                ..TypeRecord::default()
+            };
+            let mut method = MethodRecord {
+                module: 7,
+                type_token: TYPE,
+                token: 0x0600_0001,
+                name: "Run".into(),
+                // One parameter: the first generic parameter of the type.
+                signature: vec![0, 1, 1, 0x13, 0],
+                ..sized_method(START)
+            };
+            change(&mut method, &mut of_type);
+            runtime.take_record(Record::Type(of_type), usize::MAX);
+            runtime.take_record(Record::Method(method), usize::MAX);
+            runtime
+        };
+        let changes: [&Change; 7] = [
+            &|_, _| {},
+            &|method, _| method.token = 0,
+            &|method, _| method.kind = MethodKind::Dynamic as u8,
+            &|method, _| method.generic_parameters = vec!["U".into()],
+            &|method, _| method.class_arguments = vec!["System.Int32".into()],
+            &|method, _| method.signature = vec![0, 0, 1],
+            &|_, of_type| of_type.generic_parameters = vec!["X".into()],
+        ];
+        let cache = NameCache::default();
+        let fresh = |runtime: &Runtime| {
+            described_with(&NameCache::default(), runtime, START).expect("a name").frame
+        };
+        for change in changes {
+            let runtime = record(change);
+            let cached = described_with(&cache, &runtime, START).expect("a name").frame;
+            assert_eq!(cached, fresh(&runtime));
+        }
+        assert_eq!(cache.entries.borrow().len(), changes.len() - 2, "by texts, token and type");
+        let runtime = record(changes[0]);
+        let plain = Inputs {
+            method: runtime.method_of(runtime.find(START, 0).expect("it").method).expect("it"),
+            module: None,
+            of_type: None,
+            with_signature: false,
+        };
+        let mut made = 0;
+        for with_signature in [false, true, true] {
+            let inputs = Inputs { with_signature, ..plain };
+            cache.get_or_make(&inputs, || {
+                made += 1;
+                let frame = fresh(&runtime);
+                (Name { frame, open: None }, vec![(ARGUMENT, None)])
+            });
+        }
+        assert_eq!(made, 2);
+    }
+
+    #[test]
     fn the_names_of_a_process_that_makes_very_many_take_no_more_than_their_memory() {
         let cache = NameCache::default();
         for number in 0..3000 {
             let method = format!("Run{number}{}", "n".repeat(300));
-            let described = described_with(&cache, &process(7, "A.B", &method, "C.D"), START);
-            assert!(described.is_some_and(|described| described.frame.name.contains(&method)));
+            let runtime = process(7, "A.B", &method, "C.D");
+            let name = || described_with(&cache, &runtime, START).expect("a name").frame.name;
+            let first = name();
+            assert!(first.contains(&method));
+            assert!(Arc::ptr_eq(&first, &name()), "also that which found no room");
             assert!(cache.bytes.get() <= MOST_BYTES);
         }
         let counted: usize = cache.entries.borrow().values().map(Entry::bytes).sum();

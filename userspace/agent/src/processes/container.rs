@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 pub use strata_metadata::control_group::{Group, parse};
 
-use super::proc_file;
 use crate::image_id::ImageId;
+use crate::proc_file;
 
 /// Groups of process images, read at an image's first sample.
 #[derive(Default)]

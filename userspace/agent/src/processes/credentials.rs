@@ -1,9 +1,9 @@
 //! Which user a process runs as, and its number in its own pid namespace: read once per image, at
 //! its first sample, because a short process is gone when its code is symbolized.
 
-use super::proc_file;
 use crate::hash::HashMap;
 use crate::image_id::ImageId;
+use crate::proc_file;
 
 /// Credentials of a process: they decide which files about it are trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

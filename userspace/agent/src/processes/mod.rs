@@ -6,7 +6,6 @@
 //! - `mapping_events`: the limit on mapping events of a process that maps without end.
 //! - [`scan`]: the state at the start, from `/proc`.
 //! - [`vdso`]: the kernel's own code page in user mode.
-//! - [`proc_file`]: small files in `/proc`.
 //! - [`credentials`]: which user a process runs as.
 //! - [`container`]: container ids from control groups.
 //!
@@ -15,11 +14,12 @@
 
 use strata_sandbox::process_text::status_field;
 
+use crate::proc_file;
+
 pub mod container;
 pub mod credentials;
 pub mod mapped;
 mod mapping_events;
-pub mod proc_file;
 pub mod scan;
 mod space;
 pub mod table;

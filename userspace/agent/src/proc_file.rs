@@ -1,13 +1,15 @@
-//! Small files of processes in `/proc`, read with three system calls: they have no size to ask for, and
-//! the kernel writes all of such a file at each read.
+//! Small files of processes in `/proc`: their size is reported as 0, so there is nothing to ask for, and one
+//! that is shorter than 2,048 bytes takes three system calls: open, one read, close.
 
 use std::fs::File;
 use std::io::{self, Read};
 
-/// Larger than such a file is, nearly always.
+/// Nearly always enough for a whole file.
 const USUAL: usize = 4096;
 
-/// A file of a process as text; what is no text is replaced.
+/// A file of a process as text; invalid UTF-8 is replaced. Only for files that are written as one record
+/// (`status`, `cgroup`) or whose lines are shorter than 2,048 bytes (`uid_map`): of `maps` a part may be
+/// shorter than that before the end.
 pub fn text(pid: u32, name: &str) -> io::Result<String> {
     let file = File::open(format!("/proc/{pid}/{name}"))?;
     let bytes = read_all(file)?;
@@ -25,7 +27,7 @@ fn read_all(mut file: impl Read) -> io::Result<Vec<u8>> {
             Err(error) => return Err(error),
         };
         bytes.extend_from_slice(part.get(..read).unwrap_or_default());
-        // While lines are left over, the kernel fills a page with those before them.
+        // While records are left over, the kernel fills a page with those before them.
         if read < USUAL / 2 {
             return Ok(bytes);
         }
