@@ -95,6 +95,8 @@ pub struct Addresses<'a> {
 pub struct Shortfalls {
     /// Events without some of their labels, or all: there was no room for more sets.
     pub labels_left_out: u64,
+    /// Exceptions and allocations whose type the bridge could not read.
+    pub types_unknown: u64,
     /// Samples whose kernel stack has more frames than are taken.
     pub kernel_stacks_truncated: u64,
 }
@@ -105,6 +107,7 @@ impl std::ops::Add for Shortfalls {
     fn add(self, other: Self) -> Self {
         Self {
             labels_left_out: self.labels_left_out + other.labels_left_out,
+            types_unknown: self.types_unknown + other.types_unknown,
             kernel_stacks_truncated: self.kernel_stacks_truncated + other.kernel_stacks_truncated,
         }
     }
@@ -247,6 +250,10 @@ impl Aggregate {
     /// An event lacks labels: there was no room for its set.
     pub fn note_labels_left_out(&mut self) {
         self.shortfalls.labels_left_out += 1;
+    }
+
+    pub fn note_type_unknown(&mut self) {
+        self.shortfalls.types_unknown += 1;
     }
 
     pub fn shortfalls(&self) -> Shortfalls {

@@ -42,7 +42,7 @@ const fn cause(
 const HOST_BUSY: &str = "the host was too busy to run strata";
 
 /// Losses other than incomplete stacks.
-const CAUSES: [Cause; 27] = [
+const CAUSES: [Cause; 28] = [
     cause(
         "ring_full",
         "samples dropped: the kernel's ring buffer was full",
@@ -90,6 +90,12 @@ const CAUSES: [Cause; 27] = [
         "events and objects of .NET processes without some of their labels: too many were different",
         "record for a shorter time",
         "dotnet.exception_messages = false keeps messages from taking the room",
+    ),
+    cause(
+        "event_types_unknown",
+        "exceptions, allocations and objects of .NET processes without their type: it could not be read at once",
+        "",
+        "",
     ),
     cause(
         "kernel_stacks_truncated",
@@ -254,6 +260,7 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
     add("object_stacks_shortened", engine.heaps.shortened());
     let shortfalls = engine.shortfalls();
     add("event_labels_left_out", shortfalls.labels_left_out);
+    add("event_types_unknown", shortfalls.types_unknown);
     add("kernel_stacks_truncated", shortfalls.kernel_stacks_truncated);
     add("waits_without_end", engine.waits.endless);
     add("waits_refused", engine.waits.refused + engine.count_of_waits(Counter::Crowded));

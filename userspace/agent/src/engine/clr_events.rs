@@ -144,6 +144,9 @@ fn labels(
         return LabelsId::NONE;
     }
     let type_name = printable(event.type_name);
+    if type_name.is_empty() && matches!(kind, Kind::Exceptions | Kind::Allocations) {
+        to.note_type_unknown();
+    }
     let message = printable(event.message);
     let lock =
         if room == Room::All { Lock::of(&event, labelling.threads) } else { Lock::default() };
@@ -312,6 +315,21 @@ mod tests {
 
     fn left_out(aggregate: &Aggregate) -> usize {
         aggregate.shortfalls().labels_left_out as usize
+    }
+
+    #[test]
+    fn events_without_a_type_are_counted() {
+        let mut aggregate = Aggregate::new(strata_kinds::Kinds::NONE);
+        for (kind, type_name) in [
+            (Kind::Exceptions, ""),
+            (Kind::Allocations, ""),
+            (Kind::Exceptions, "A"),
+            (Kind::Gc, ""),
+        ] {
+            let event = ClrEvent { type_name, ..ClrEvent::default() };
+            labels(kind, &Block::new(&event), IMAGE, NAMELESS, &mut aggregate);
+        }
+        assert_eq!(aggregate.shortfalls().types_unknown, 2);
     }
 
     #[test]

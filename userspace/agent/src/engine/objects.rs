@@ -195,6 +195,9 @@ impl Heap {
     /// The labels of an aggregate are its own, and have a limit.
     fn labels(key: &Key, to: &mut Aggregate) -> LabelsId {
         let image = key.thread.image;
+        if key.class.is_empty() {
+            to.note_type_unknown();
+        }
         let mut labels = vec![
             ("allocation class", &*key.class),
             ("object age", key.age),
