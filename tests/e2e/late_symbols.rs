@@ -84,15 +84,22 @@ fn frames_of_a_file_that_answered_after_their_flush_have_their_names_in_the_stor
         status["store"]["late_named"].as_u64() > Some(0)
     })?;
     println!("{} {}", status["profiles"], status["store"]);
+    // A server has what was flushed, as it was then.
+    let sent = || -> Result<Stacks> {
+        let mut stacks = Stacks::default();
+        for one in backends::pyroscope(&collector.requests())? {
+            if one.label("service_name") == "late" {
+                stacks.stacks.extend(one.profile.stacks()?.stacks);
+            }
+        }
+        Ok(stacks)
+    };
+    wait_until("a server has what was flushed", PATIENCE, || {
+        sent().is_ok_and(|stacks| unnamed(&stacks, "late") > 0.0)
+    })?;
+    let before = sent()?;
     let first = soon()?;
     files.answer_first_reads_after(Duration::ZERO);
-    // A server has what was flushed, as it was then.
-    let received = backends::pyroscope(&collector.requests())?;
-    let received = received.iter().filter(|one| one.label("service_name") == "late");
-    let mut before = Stacks::default();
-    for one in received {
-        before.stacks.extend(one.profile.stacks()?.stacks);
-    }
     let unnamed_before = unnamed(&before, "late");
     assert!(unnamed_before > 0.0 && keys(&before) == 0, "{unnamed_before}");
     wait_until("the store has all names", PATIENCE, || {
