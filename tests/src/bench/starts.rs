@@ -52,14 +52,6 @@ impl Beside {
         }
     }
 
-    /// What is promised of recordings is in the README.
-    fn bound(self) -> f64 {
-        match self {
-            Self::Recording(frequency) if frequency > 250 => 50.0,
-            _ => BOUND,
-        }
-    }
-
     fn one_start(self) -> Result<f64> {
         match self {
             Self::Daemon => {
@@ -102,7 +94,7 @@ pub fn measure(count: usize) -> Result<Vec<Figure>> {
             }
         }
         let difference = pairs::relative(&with, &without);
-        figures.push(Figure::difference(PART, beside.name(), &difference).at_most(beside.bound()));
+        figures.push(Figure::difference(PART, beside.name(), &difference).at_most(BOUND));
         all.append(&mut without);
     }
     let without = Figure::new(PART, "starting /bin/true without", median(&all), "µs")

@@ -15,7 +15,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use crate::blocking_reader::{BlockingReader, Owner, Patience, ROOT, Ticket, owner_of};
+use crate::blocking_reader::{BlockingReader, Patience, Ticket, owner_of};
 use crate::image_id::ImageId;
 
 /// Time limit of reading methods' code, which is exceeded only if its pages lie in a file that
@@ -23,8 +23,6 @@ use crate::image_id::ImageId;
 const READING: Patience = Patience { limit: Duration::from_millis(500), threads: 32, of_one: 4 };
 /// Methods that are read at one time: one that hangs costs the others of its request.
 const AT_ONCE: usize = 64;
-/// At so many entries the cache of users is emptied.
-const MOST_OWNERS: usize = 1024;
 /// Bytes of code that are asked for, and not taken yet: of one process, and of all.
 const MOST_BYTES: u64 = 1 << 20;
 const MOST_BYTES_IN_ALL: u64 = 16 << 20;
@@ -92,8 +90,6 @@ pub struct CodeReader {
     asked: HashMap<Ticket, Asked>,
     /// The bytes asked for, by process.
     bytes: HashMap<ImageId, u64>,
-    /// Users of the processes that were asked about lately.
-    owners: HashMap<ImageId, Owner>,
     credit: Credit,
     /// Methods whose code was not read because that hangs.
     unread: u64,
@@ -111,7 +107,6 @@ impl CodeReader {
             reader: BlockingReader::new("code", READING, read),
             asked: HashMap::new(),
             bytes: HashMap::new(),
-            owners: HashMap::new(),
             credit: Credit::new(Instant::now()),
             unread: 0,
         }
@@ -125,10 +120,6 @@ impl CodeReader {
         purpose: Purpose,
         places: &mut Vec<Place>,
     ) -> Option<Answer> {
-        if places.is_empty() {
-            return None;
-        }
-        let owner = self.owner(pid, image);
         let mut refused = Vec::new();
         while !places.is_empty() {
             let room = MOST_BYTES.saturating_sub(self.bytes.get(&image).copied().unwrap_or(0));
@@ -144,7 +135,7 @@ impl CodeReader {
                 break;
             }
             let some: Vec<Place> = places.drain(..count).collect();
-            let Some(ticket) = self.reader.ask_of(owner, (pid, some.clone())) else {
+            let Some(ticket) = self.reader.ask_of(owner_of(pid), (pid, some.clone())) else {
                 self.unread += some.len() as u64;
                 refused.extend(some.into_iter().map(|place| (place, Vec::new())));
                 continue;
@@ -154,22 +145,6 @@ impl CodeReader {
             self.asked.insert(ticket, Asked { image, purpose, places: some, bytes });
         }
         (!refused.is_empty()).then_some(Answer { image, purpose, codes: refused })
-    }
-
-    /// The user of a process. Root's is read each time: the process may become another's, and root is
-    /// also the answer where the user cannot be read.
-    fn owner(&mut self, pid: u32, image: ImageId) -> Owner {
-        if let Some(owner) = self.owners.get(&image) {
-            return *owner;
-        }
-        let owner = owner_of(pid);
-        if owner != ROOT {
-            if self.owners.len() >= MOST_OWNERS {
-                self.owners.clear();
-            }
-            self.owners.insert(image, owner);
-        }
-        owner
     }
 
     /// What was read since the last call.
