@@ -88,7 +88,7 @@ pub fn load(
         Err(error) => return Err(error.clone().into()),
     };
     let diagnostics = Diagnostics::new(&process.target, sockets);
-    match attach(&diagnostics, library, library.name, deadline) {
+    match attach_first(process, &diagnostics, library, deadline) {
         Ok(()) => return Ok(Loaded::ByName),
         Err(error) if is_not_loadable(&error) => {}
         Err(error) => return Err(error.into()),
@@ -120,6 +120,29 @@ fn is_not_loadable(error: &DiagnosticsError) -> bool {
         error.result(),
         Some(HResult::MODULE_NOT_FOUND | HResult::FILE_NOT_FOUND | HResult::ACCESS_DENIED)
     )
+}
+
+/// An attach by the library's name. A process that has only just started may have its socket and not
+/// listen on it yet.
+fn attach_first(
+    process: &ClrProcess,
+    diagnostics: &Diagnostics<'_>,
+    library: &Library<'_>,
+    deadline: Deadline,
+) -> Result<(), DiagnosticsError> {
+    loop {
+        match attach(diagnostics, library, library.name, deadline) {
+            Err(DiagnosticsError::Socket(SocketError::NotListening(_)))
+                if is_starting(process)
+                    && deadline.remaining().is_some_and(|left| left > FIRST_WAIT) => {}
+            outcome => return outcome,
+        }
+        std::thread::sleep(FIRST_WAIT);
+    }
+}
+
+fn is_starting(process: &ClrProcess) -> bool {
+    process.target.age().is_some_and(|age| age < STARTING)
 }
 
 /// One attach, retried while the failure is transient.
@@ -154,10 +177,10 @@ fn wait_for_socket(
     loop {
         let found =
             socket::find(root, &process.target, &process.status, &process.switches, deadline);
-        let is_young = process.target.age().is_some_and(|age| age < STARTING);
         match found {
             Err(SocketError::NotFound { .. })
-                if is_young && deadline.remaining().is_some_and(|left| left > wait) => {}
+                if is_starting(process) && deadline.remaining().is_some_and(|left| left > wait) => {
+            }
             outcome => return outcome,
         }
         std::thread::sleep(wait);

@@ -9,7 +9,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use strata_clr::diagnostics::{Diagnostics, DiagnosticsError};
-use strata_clr::{AttachError, ClrProcess, Deadline, SocketError, discover};
+use strata_clr::loading::LoadError;
+use strata_clr::{AttachError, AttachOptions, ClrProcess, Deadline, SocketError, attach, discover};
 use support::{Clr, must_be_root};
 
 fn impostor(folder: &Path, behaviour: &str, argument: &str) -> Clr {
@@ -150,4 +151,22 @@ fn a_socket_that_is_bound_and_not_listened_on_is_tried_again() {
     let error = ask(&process, Duration::from_secs(2)).unwrap_err();
     assert!(matches!(error, DiagnosticsError::Socket(SocketError::NotListening(_))), "{error}");
     assert!(AttachError::Load(error.into()).may_pass(), "it is what a starting runtime has");
+}
+
+#[test]
+fn a_young_process_that_does_not_listen_on_its_socket_yet_is_waited_for() {
+    must_be_root();
+    let folder = tempfile::tempdir().unwrap();
+    let clr = impostor(folder.path(), "listens-late", "0.5");
+    let options = AttachOptions { time: Duration::from_secs(2), ..AttachOptions::default() };
+    let error = attach(clr.pid(), &options).unwrap_err();
+    println!("{error}");
+    // Once it listens, it does not answer.
+    let is_refused = matches!(
+        error,
+        AttachError::Load(LoadError::Socket(
+            SocketError::NotListening(_) | SocketError::NotFound { .. }
+        ))
+    );
+    assert!(!is_refused, "{error}");
 }

@@ -45,9 +45,13 @@ elif behaviour == "fifo":
 else:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
+    if behaviour == "listens-late":
+        print("running", flush=True)
+        time.sleep(float(sys.argv[3]))
     listener.listen(1)
-print("running", flush=True)
-if behaviour == "silent":
+if behaviour != "listens-late":
+    print("running", flush=True)
+if behaviour in ("silent", "listens-late"):
     kept = []
     while True:
         kept.append(listener.accept())
