@@ -82,10 +82,11 @@ impl Gate {
 
     /// The same, for so many hundredths of a second.
     pub fn wait_for_section_at_most(&self, slices: u32) -> bool {
-        (0..slices).any(|_| self.wait_for_a_slice())
+        (0..slices).any(|_| self.wait_for_section_for(SLICE))
     }
 
-    fn wait_for_a_slice(&self) -> bool {
+    /// The same, once for so many nanoseconds.
+    pub fn wait_for_section_for(&self, nanoseconds: u64) -> bool {
         let mut until = None;
         loop {
             let swapped =
@@ -94,7 +95,7 @@ impl Gate {
                 return true;
             }
             let now = monotonic_time();
-            let until = *until.get_or_insert(now + SLICE);
+            let until = *until.get_or_insert(now + nanoseconds);
             if now >= until {
                 return false;
             }

@@ -26,6 +26,8 @@
 //! - *Dynamic methods.* Their callback notes the address of their code until new code is reported
 //!   there, and waits for the section: that address is not looked up again.
 //! - *Threads* are listed once. Those that end are noted before, and not queried.
+//! - *The program's event sources* are called for each change of a session, and are disposed of at its end:
+//!   see [`crate::pipe`].
 //! - *Unloads that began before the bridge attached* are waited for: see [`Lifetimes::settle`].
 //!
 //! No runtime lock is held in the callbacks that wait, with two exceptions. A detached thread's end
@@ -54,6 +56,11 @@ const SETTLING_MOST: u64 = 3_000_000_000;
 
 /// How long a suspension waits for a section, in hundredths of a second.
 const SUSPENDING: u32 = 25;
+
+/// How long the end of a program waits for the change of a session, and how much of that at a time without
+/// giving way to a collection.
+const ENDING: u64 = 2_000_000_000;
+const GIVING_WAY: u64 = 1_000_000;
 
 /// A thread that sleeps so long after a module's end is not about to free it: its load failed.
 const ABANDONED: u64 = 10_000_000_000;
@@ -86,8 +93,8 @@ pub struct Lifetimes {
     threads: Gate,
     /// Calls that use no id: only the end of the process waits for them.
     calls: Gate,
-    /// The same of the thread that opens and closes windows.
-    windows: Gate,
+    /// Changes of sessions of events, which the program's event sources are called for.
+    changes: Gate,
     unloads: AtomicU64,
     unloading: Mutex<Vec<Unload>>,
     is_unloading: AtomicBool,
@@ -130,7 +137,7 @@ impl Lifetimes {
             code,
             threads: Gate::new(),
             calls: Gate::new(),
-            windows: Gate::new(),
+            changes: Gate::new(),
             unloads: AtomicU64::new(0),
             unloading: Mutex::new(Vec::new()),
             is_unloading: AtomicBool::new(false),
@@ -157,8 +164,8 @@ impl Lifetimes {
         &self.calls
     }
 
-    pub fn windows(&self) -> &Gate {
-        &self.windows
+    pub fn changes(&self) -> &Gate {
+        &self.changes
     }
 
     /// Changes with every unload of a module.
@@ -390,9 +397,20 @@ impl Lifetimes {
         *lock(&self.ended_threads) = None;
     }
 
+    /// The program begins to end: from now on no session is changed. `give_way` is called meanwhile, so
+    /// that what the change waits for goes on. The program's event sources, which a change calls, may
+    /// block in code of its own: the wait is bounded.
+    pub fn program_ends(&self, give_way: impl Fn()) {
+        self.changes.shut();
+        let until = monotonic_time() + ENDING;
+        while !self.changes.wait_for_section_for(GIVING_WAY) && monotonic_time() < until {
+            give_way();
+        }
+    }
+
     /// The end of the process: waits for what is under way.
     pub fn close(&self) {
-        let all = [&self.code, &self.threads, &self.calls, &self.windows];
+        let all = [&self.code, &self.threads, &self.calls, &self.changes];
         all.into_iter().for_each(Gate::shut);
         for gate in all {
             gate.wait_for_section();

@@ -9,6 +9,15 @@
 //! One session has all events, until those of allocations are to be switched off for a while
 //! ([`crate::duty_cycle`]): then they have one of their own, and the others go on in theirs.
 //!
+//! *The program's end.* A change of a session calls the program's event sources, managed code, on the
+//! thread that changes it. The end of a program disposes of them, and up to .NET 8 without waiting for
+//! such a call, which then meets nothing and ends the program with a null reference
+//! (dotnet/runtime#80666). So there a session of its own, [`Part::End`], is open before any other and after
+//! it: it has an event that the runtime sends when it begins to shut down
+//! (`ETW::EnumerationLog::ProcessShutdown`), on the thread that ends the program and before anything is
+//! disposed of. That thread waits for the change under way, and there is none after it
+//! ([`crate::lifetimes::Lifetimes::program_ends`]).
+//!
 //! **Invariant:** a session is closed before the bridge is detached: one that is left open would
 //! deliver into the next attach, before its state exists.
 
@@ -39,6 +48,9 @@ const CONTENTION: u64 = 0x4000;
 const GC: u64 = 0x1;
 const WAIT_HANDLE: u64 = 0x400_0000_0000;
 const ALLOCATION_SAMPLING: u64 = 0x800_0000_0000;
+/// With [`END_ENUMERATION`]: what is loaded, and at the program's end what then ends.
+const LOADER: u64 = 0x8;
+const END_ENUMERATION: u64 = 0x80;
 const INFORMATIONAL: u32 = 4;
 const VERBOSE: u32 = 5;
 
@@ -50,10 +62,13 @@ const SUSPENDS: u32 = 9;
 const ALLOCATION_TICK: u32 = 10;
 const CONTENTION_START: u32 = 81;
 const CONTENTION_STOP: u32 = 91;
+const APP_DOMAIN_UNLOAD: u32 = 157;
 const WAIT_HANDLE_START: u32 = 301;
 const WAIT_HANDLE_STOP: u32 = 302;
 const ALLOCATION_SAMPLED: u32 = 303;
 
+/// The first version whose event sources wait for calls when they are disposed of.
+const DISPOSES_WELL: u16 = 9;
 /// The first version whose allocations are sampled by chance.
 const SAMPLES_ALLOCATIONS: u16 = 10;
 /// The provider's name, with a NUL.
@@ -78,20 +93,27 @@ const WAIT_HANDLES: u64 = 0x6861_6e64;
 /// What a session is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// All of the following.
+    /// All of the following but the last.
     Whole,
     Waits,
     Collections,
     Allocations,
+    /// The program's end.
+    End,
 }
 
 impl Part {
-    const ALL: [Self; 4] = [Self::Whole, Self::Waits, Self::Collections, Self::Allocations];
+    const ALL: [Self; 5] =
+        [Self::Whole, Self::Waits, Self::Collections, Self::Allocations, Self::End];
+    const WITHOUT_WHOLE: [Self; 3] = [Self::Waits, Self::Collections, Self::Allocations];
 
     fn has(self, part: Self) -> bool {
         self == Self::Whole || self == part
     }
 }
+
+/// The id of no session.
+const NO_SESSION: u64 = 1;
 
 /// Sessions are being changed, or that has failed.
 const UNKNOWN_KINDS: u64 = u64::MAX;
@@ -118,18 +140,27 @@ impl Sessions {
     }
 
     fn of(&self, part: Part) -> &AtomicU64 {
-        let [whole, waits, collections, allocations] = &self.open;
+        let [whole, waits, collections, allocations, end] = &self.open;
         match part {
             Part::Whole => whole,
             Part::Waits => waits,
             Part::Collections => collections,
             Part::Allocations => allocations,
+            Part::End => end,
         }
     }
 }
 
 /// What a session has to have.
 fn provider(session: &Session, part: Part) -> Option<Provider> {
+    let of = |keywords, level| {
+        Some(Provider { name: NAME.as_ptr(), keywords, level, filter: std::ptr::null() })
+    };
+    if part == Part::End {
+        let is_needed = session.major() < DISPOSES_WELL;
+        let is_wanted = is_needed && provider(session, Part::Whole).is_some();
+        return if is_wanted { of(LOADER | END_ENUMERATION, INFORMATIONAL) } else { None };
+    }
     let events = session.events();
     let mut keywords = 0;
     let mut level = INFORMATIONAL;
@@ -159,8 +190,7 @@ fn provider(session: &Session, part: Part) -> Option<Provider> {
         keywords |= WAIT_HANDLE | CONTENTION;
         level = VERBOSE;
     }
-    let is_any = keywords != 0 && session.info().version() >= SINCE;
-    is_any.then(|| Provider { name: NAME.as_ptr(), keywords, level, filter: std::ptr::null() })
+    if keywords != 0 && session.info().version() >= SINCE { of(keywords, level) } else { None }
 }
 
 /// Whether there is a session.
@@ -215,8 +245,7 @@ fn change(session: &Session) -> bool {
     let open_for = &session.events().pipe.kinds;
     if kinds == open_for.load(Ordering::Relaxed) {
         // A change may make the runtime collect ([`crate::forced_collections`]).
-        let [whole, parts @ ..] = Part::ALL;
-        let is_whole = is_part_open(session, whole);
+        let (is_whole, parts) = (is_part_open(session, Part::Whole), Part::WITHOUT_WHOLE);
         if !is_whole && parts.iter().all(|part| open(session, *part)) {
             return true;
         }
@@ -225,14 +254,20 @@ fn change(session: &Session) -> bool {
         }
     }
     session.events().pipe.forget();
-    if !Part::ALL.iter().all(|part| close(session, *part)) {
+    if !close(session, Part::Whole) || !Part::WITHOUT_WHOLE.iter().all(|part| close(session, *part))
+    {
         return false;
     }
     // What was under way is not known any more.
     session.events().pauses.reset();
     session.events().objects.collections.reset();
     session.events().wait_handles.reset(monotonic_time());
-    let holds = open(session, Part::Whole);
+    // The one of the program's end is there before all others and after them.
+    let has_end = match provider(session, Part::End) {
+        Some(_) => open(session, Part::End),
+        None => close(session, Part::End),
+    };
+    let holds = has_end && open(session, Part::Whole);
     if holds {
         open_for.store(kinds, Ordering::Relaxed);
     }
@@ -248,9 +283,12 @@ pub fn open(session: &Session, part: Part) -> bool {
         return true;
     }
     let start = || session.info().start_event_session(&provider);
-    let Some(opened) = watching_collections(session, start) else { return false };
+    let Some(started) = changing(session, part, start) else { return true };
+    let Some(opened) = started else { return false };
     place.store(opened, Ordering::Relaxed);
-    session.shared().count(Count::EventSessionsOpened, 1);
+    if part != Part::End {
+        session.shared().count(Count::EventSessionsOpened, 1);
+    }
     true
 }
 
@@ -262,19 +300,29 @@ pub fn close(session: &Session, part: Part) -> bool {
         return true;
     }
     // One that cannot be closed is not forgotten.
+    if faults::refuses(Call::StopSession) {
+        return false;
+    }
     let stop = || session.info().stop_event_session(open);
-    if faults::refuses(Call::StopSession) || watching_collections(session, stop).is_none() {
+    let Some(stopped) = changing(session, part, stop) else { return true };
+    if stopped.is_none() {
         return false;
     }
     place.store(0, Ordering::Relaxed);
-    session.shared().count(Count::EventSessionsClosed, 1);
+    if part != Part::End {
+        session.shared().count(Count::EventSessionsClosed, 1);
+    }
     true
 }
 
-/// Changes a session.
-fn watching_collections<T>(session: &Session, change: impl FnOnce() -> T) -> T {
+/// Changes a session. `None`: the program is ending, and nothing is changed any more.
+fn changing<T>(session: &Session, part: Part, change: impl FnOnce() -> T) -> Option<T> {
+    let _section = session.lifetimes().changes().enter()?;
     let Events { forced_collections, duty_cycle, .. } = session.events();
-    forced_collections.watch(tasks::own(), || duty_cycle.collections(), change)
+    Some(match part {
+        Part::End => change(),
+        _ => forced_collections.watch(tasks::own(), || duty_cycle.collections(), change),
+    })
 }
 
 /// Gives waits and collections sessions of their own, without allocations. What is delivered twice
@@ -330,6 +378,16 @@ fn meaning(event: &Event<'_>, major: u16, wants: impl Fn(u8) -> bool) -> Meaning
 pub fn delivered(session: &Session, provider: usize, event: &Event<'_>) {
     let events = session.events();
     let Event { id, version, data } = *event;
+    if id == APP_DOMAIN_UNLOAD && is_of_the_runtime(session, provider) {
+        // This thread does not give way to collections here (cooperative mode), which a change may be
+        // waiting for. In a call that closes a session it does.
+        session.lifetimes().program_ends(|| {
+            session.info().stop_event_session(NO_SESSION);
+        });
+    }
+    if !session.is_reporting() {
+        return;
+    }
     // Others of the same level and keywords come too, some within a pause and for each pinned object.
     if !is_used(id) {
         return;

@@ -375,11 +375,12 @@ unsafe extern "C" fn event_pipe_event_delivered(
     _frames: *const usize,
 ) -> HResult {
     event(|session| {
-        if data.is_null() || !session.is_reporting() {
-            return;
-        }
-        // SAFETY: the runtime passes that many bytes, which live during the call.
-        let data = unsafe { std::slice::from_raw_parts(data, size as usize) };
+        let data = if data.is_null() {
+            &[]
+        } else {
+            // SAFETY: the runtime passes that many bytes, which live during the call.
+            unsafe { std::slice::from_raw_parts(data, size as usize) }
+        };
         pipe::delivered(session, provider, &pipe::Event { id, version, data });
     })
 }

@@ -153,8 +153,7 @@ impl<'a> Toggling<'a> {
         // From here on the first cycle decides what counts.
         let mut next = Some(self.begin());
         self.duty.closes.store(0, Ordering::Release);
-        let parted = self.call(pipe::part);
-        if parted != Some(true) {
+        if !self.call(pipe::part) {
             self.duty.set_always(BOUND, monotonic_time());
             return self.sleep(Clock::Time, monotonic_time() + AGAIN, u64::MAX);
         }
@@ -275,9 +274,7 @@ impl<'a> Toggling<'a> {
 
     fn stay_on(&self) {
         while !self.is_stopped() {
-            if self.is_open()
-                || self.call(|session| pipe::open(session, pipe::Part::Allocations)) == Some(true)
-            {
+            if self.is_open() || self.call(|session| pipe::open(session, pipe::Part::Allocations)) {
                 return self.duty.set_always(self.planner.rate_allowed(), monotonic_time());
             }
             self.sleep(Clock::Time, monotonic_time() + AGAIN, u64::MAX);
@@ -295,13 +292,12 @@ impl<'a> Toggling<'a> {
     }
 
     /// Calls the runtime; what fails is counted.
-    fn call(&self, work: impl FnOnce(&Session) -> bool) -> Option<bool> {
-        let _section = self.session.lifetimes().windows().enter()?;
+    fn call(&self, work: impl FnOnce(&Session) -> bool) -> bool {
         let holds = work(self.session);
         if !holds {
             self.session.shared().lost(Loss::RuntimeCall);
         }
-        Some(holds)
+        holds
     }
 
     fn is_stopped(&self) -> bool {

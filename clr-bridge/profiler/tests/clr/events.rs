@@ -1,8 +1,11 @@
 //! The runtime's own events, as far as the shared memory shows them; what is in them is tested with
 //! strata's probe (`tests/e2e/dotnet_events.rs`).
 
+use std::time::{Duration, Instant};
+
 use strata_bridge_protocol::clr_event::capability;
 use strata_bridge_protocol::control::wish;
+use strata_bridge_protocol::record::Record;
 use strata_bridge_protocol::status::{Count, Loss, State};
 
 use crate::support::*;
@@ -76,7 +79,7 @@ fn a_flood_of_allocations_has_windows_until_it_is_over() {
             eventually("the end of windows", || (!has_windows(&target)).then_some(()));
         }
         let (before, status) = (windows(&watcher), watcher.status());
-        std::thread::sleep(std::time::Duration::from_secs(2));
+        std::thread::sleep(Duration::from_secs(2));
         assert_eq!(windows(&watcher), before, "{version}: an idle program has windows");
         println!("{version}: {before} windows");
         // Collections have a session of their own by now, and so have allocations.
@@ -94,7 +97,7 @@ fn a_flood_of_allocations_has_windows_until_it_is_over() {
 fn full_collections(target: &mut Target) -> u64 {
     let mut count = || target.tell("collections").parse::<u64>().unwrap_or_default();
     let before = count();
-    std::thread::sleep(std::time::Duration::from_secs(5));
+    std::thread::sleep(Duration::from_secs(5));
     count() - before
 }
 
@@ -150,7 +153,7 @@ fn events_are_switched_a_thousand_times_while_there_are_windows() {
         for round in 0..1_000 {
             watcher.wish(if round % 2 == 0 { wish::JIT_EVENTS } else { ALLOCATIONS });
             // At every moment of the change before.
-            std::thread::sleep(std::time::Duration::from_micros(round * 37 % 5_000));
+            std::thread::sleep(Duration::from_micros(round * 37 % 5_000));
         }
         until_more_windows(&watcher);
         let status = watcher.status();
@@ -187,6 +190,59 @@ fn a_bridge_is_detached_and_a_program_ends_while_there_are_windows() {
             }
         }
         // The thread of windows does not keep it.
+        target.exit();
+    }
+}
+
+/// A program's end disposes of the event sources that a change of a session calls. `STRATA_TEST_ENDS`:
+/// how often a program of each version ends (20).
+#[test]
+fn programs_end_well_in_the_middle_of_changes_of_sessions() {
+    let ends = std::env::var("STRATA_TEST_ENDS").map_or(20, |ends| ends.parse().expect("a number"));
+    for version in versions_with_events() {
+        let mut changes = 0;
+        for end in 0..ends {
+            let (mut target, mut watcher) = with_objects(version, Start::default());
+            target.tell("flood on");
+            let opened = |watcher: &Watcher| watcher.status().count(Count::EventSessionsOpened);
+            let (before, until) = (opened(&watcher), Instant::now() + Duration::from_millis(50));
+            let mut kinds = [wish::LOCKS, wish::ALLOCATIONS].into_iter().cycle();
+            let mut change = |watcher: &mut Watcher| {
+                watcher.wish(wish::JIT_EVENTS | kinds.next().unwrap_or_default());
+            };
+            while Instant::now() < until {
+                change(&mut watcher);
+                std::thread::sleep(Duration::from_micros(end * 97 % 2_000));
+            }
+            change(&mut watcher);
+            // At every moment of the last change.
+            std::thread::sleep(Duration::from_micros(end * 37 % 500));
+            changes += opened(&watcher) - before;
+            target.exit();
+        }
+        println!("{version}: {ends} programs ended, {changes} sessions in them");
+        assert!(changes > ends, "{version}: {changes}");
+    }
+}
+
+/// Sessions of .NET 8 have the runtime's events of what is unloaded.
+#[test]
+fn modules_are_unloaded_while_there_are_sessions() {
+    for version in versions_with_events() {
+        let (mut target, mut watcher) = with_objects(version, Start::default());
+        for round in 0..60 {
+            target.tell(&format!("collectible Shelf{round}"));
+            if round % 4 == 3 {
+                target.tell("collect");
+            }
+        }
+        watcher.until("unloaded modules", |entries| {
+            let unloads =
+                entries.iter().filter(|entry| matches!(entry.record, Record::ModuleUnload(_)));
+            (unloads.count() > 30).then_some(())
+        });
+        let status = watcher.status();
+        assert_eq!((status.state, status.lost(Loss::Panic)), (Some(State::Ready), 0), "{version}");
         target.quit();
     }
 }

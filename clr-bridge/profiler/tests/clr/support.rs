@@ -231,9 +231,18 @@ impl Target {
         });
     }
 
-    /// Lets the program end, which it does well and without a word.
-    pub fn quit(mut self) {
-        assert_eq!(self.tell("quit"), "bye");
+    /// Lets the program return, which it does well and without a word.
+    pub fn quit(self) {
+        self.end("quit");
+    }
+
+    /// Lets the program end itself, which also one does well that has threads at work.
+    pub fn exit(self) {
+        self.end("exit");
+    }
+
+    fn end(mut self, command: &str) {
+        assert_eq!(self.tell(command), "bye");
         let status = self.child.wait().expect("waiting for the program");
         let mut printed = String::new();
         self.child.stderr.take().expect("its errors").read_to_string(&mut printed).expect("text");

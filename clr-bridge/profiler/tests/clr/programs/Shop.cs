@@ -276,6 +276,9 @@ namespace Shop
                         while (DateTime.UtcNow < until) Burn(1000);
                         break;
                     case "quit": stop = true; Console.WriteLine("bye"); return;
+                    // The runtime's host does not unload its libraries here, which with threads that
+                    // allocate crashes one exit of some hundred, with no profiler (9.0.7, glibc 2.36).
+                    case "exit": Console.WriteLine("bye"); Environment.Exit(0); return;
                 }
                 Console.WriteLine("done");
             }
