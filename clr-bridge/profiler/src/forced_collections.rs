@@ -28,8 +28,9 @@ pub struct ForcedCollections {
     is_ordinary: AtomicBool,
     /// Changes in a row that made a collection, as it seems.
     in_a_row: AtomicU32,
-    /// A thread that changes a session collects by itself in this process.
-    has_collected_itself: AtomicBool,
+    /// In this process the threads that need a collection make it, so one for a change is made by the thread
+    /// of the change. A server collector has threads of its own.
+    is_made_where_needed: AtomicBool,
     is_forced: AtomicBool,
 }
 
@@ -41,7 +42,7 @@ impl ForcedCollections {
             is_induced: AtomicBool::new(false),
             is_ordinary: AtomicBool::new(false),
             in_a_row: AtomicU32::new(0),
-            has_collected_itself: AtomicBool::new(false),
+            is_made_where_needed: AtomicBool::new(false),
             is_forced: AtomicBool::new(false),
         }
     }
@@ -73,12 +74,9 @@ impl ForcedCollections {
         self.changing.store(0, Ordering::Relaxed);
         let is_there = |one: &AtomicBool| one.load(Ordering::Relaxed);
         let collects_itself = is_there(&self.collects_itself);
-        if collects_itself {
-            self.has_collected_itself.store(true, Ordering::Relaxed);
-        }
         // A session that is closed does not have the event any more.
         let is_unknown = collections() != before && !is_there(&self.is_ordinary);
-        let is_made = if is_there(&self.has_collected_itself) {
+        let is_made = if is_there(&self.is_made_where_needed) {
             collects_itself && (is_there(&self.is_induced) || is_unknown)
         } else {
             is_there(&self.is_induced)
@@ -93,8 +91,11 @@ impl ForcedCollections {
         result
     }
 
-    /// This thread suspends the others to collect.
-    pub fn suspends(&self, thread: u32) {
+    /// This thread suspends the others to collect. `is_managed`: it is one of the program's.
+    pub fn suspends(&self, thread: u32, is_managed: impl FnOnce() -> bool) {
+        if !self.is_made_where_needed.load(Ordering::Relaxed) && is_managed() {
+            self.is_made_where_needed.store(true, Ordering::Relaxed);
+        }
         if self.changing.load(Ordering::Relaxed) == thread {
             self.collects_itself.store(true, Ordering::Relaxed);
         }
@@ -122,11 +123,14 @@ mod tests {
     /// A thread, and the generation and reason of an event about its collection.
     type Collected = (u32, Option<(u32, u32)>);
 
+    /// Is one of the program's that can collect.
+    const PROGRAMS: u32 = 9;
+
     fn is_made(forced: &ForcedCollections, collected: Option<Collected>) -> bool {
         let count = Cell::new(0);
         let collect = || {
             if let Some((thread, event)) = collected {
-                forced.suspends(thread);
+                forced.suspends(thread, || thread != COLLECTOR);
                 if let Some((generation, reason)) = event {
                     forced.starts(generation, reason);
                 }
@@ -152,11 +156,19 @@ mod tests {
         }
         // Those of other threads are the program's.
         for _ in 0..10 {
-            assert!(!is_made(&forced, Some((COLLECTOR, Some((OLDEST, INDUCED))))));
+            assert!(!is_made(&forced, Some((PROGRAMS, Some((OLDEST, INDUCED))))));
         }
-        forced.suspends(CHANGER);
+        forced.suspends(CHANGER, || true);
         forced.starts(OLDEST, INDUCED);
         assert!(!is_made(&forced, None));
+    }
+
+    #[test]
+    fn collections_that_the_program_asks_for_are_none_from_the_first_one_on() {
+        let forced = ForcedCollections::new();
+        for _ in 0..10 {
+            assert!(!is_made(&forced, Some((PROGRAMS, Some((OLDEST, INDUCED))))));
+        }
     }
 
     #[test]

@@ -238,6 +238,9 @@ unsafe extern "C" fn module_unload_finished(
     })
 }
 
+/// `COR_PRF_SUSPEND_FOR_GC` (corprof.idl).
+const SUSPENDED_TO_COLLECT: u32 = 1;
+
 unsafe extern "C" fn runtime_suspend_started(_this: *mut c_void, reason: u32) -> HResult {
     suspension(|session| {
         let thread = tasks::own();
@@ -245,7 +248,10 @@ unsafe extern "C" fn runtime_suspend_started(_this: *mut c_void, reason: u32) ->
             session.shared().lost(Loss::SuspensionNotAwaited);
         }
         if session.events().duty_cycle.suspends(reason) {
-            session.events().forced_collections.suspends(thread);
+            // The thread of concurrent collections is a managed one with either collector.
+            let is_managed =
+                || reason == SUSPENDED_TO_COLLECT && session.info().current_thread().is_some();
+            session.events().forced_collections.suspends(thread, is_managed);
         }
     })
 }

@@ -246,3 +246,55 @@ fn modules_are_unloaded_while_there_are_sessions() {
         target.quit();
     }
 }
+
+#[test]
+fn a_fault_of_the_programs_own_code_on_the_thread_that_changes_a_session_is_an_exception() {
+    for version in versions_with_events() {
+        let (mut target, mut watcher) = with_objects(version, Start::default());
+        target.tell("faulty");
+        for kinds in [wish::LOCKS, wish::ALLOCATIONS].into_iter().cycle().take(20) {
+            watcher.wish_until_obeyed(wish::JIT_EVENTS | kinds);
+        }
+        let faults = target.tell("faults");
+        println!("{version}: faults handled and thrown: {faults}");
+        let counts: Vec<u32> = faults.split(' ').map(|count| count.parse().unwrap()).collect();
+        assert!(counts[0] >= 20 && counts[0] == counts[1], "{version}: {faults}");
+        assert_eq!(watcher.status().lost(Loss::RuntimeCall), 0, "{version}");
+        target.quit();
+    }
+}
+
+#[test]
+fn a_program_that_is_stopped_at_any_moment_goes_on() {
+    let signal = |target: &Target, signal| {
+        // SAFETY: kill has no preconditions.
+        assert_eq!(unsafe { libc::kill(target.pid() as i32, signal) }, 0);
+    };
+    for version in versions_with_events() {
+        let (mut target, mut watcher) = with_objects(version, Start::default());
+        watcher.wish(ALLOCATIONS);
+        target.tell("flood on");
+        until_more_windows(&watcher);
+        for round in 0..200 {
+            signal(&target, libc::SIGSTOP);
+            std::thread::sleep(Duration::from_millis(round % 20));
+            signal(&target, libc::SIGCONT);
+            std::thread::sleep(Duration::from_micros(round * 337 % 10_000));
+            if round % 10 == 0 {
+                target.tell(&format!("collectible Stopped{round}"));
+                target.tell("collect");
+            }
+        }
+        // The program's own full collections are not taken for some of a change's.
+        assert_eq!(forgone(&watcher), 0, "{version}");
+        until_more_windows(&watcher);
+        let status = watcher.status();
+        for loss in [Loss::Panic, Loss::RuntimeCall, Loss::UnloadNotAwaited] {
+            assert_eq!(status.lost(loss), 0, "{version}: {status:?}");
+        }
+        watcher.wish(wish::DETACH);
+        eventually("the end of the bridge", || (target.footprint().memory == 0).then_some(()));
+        target.tell("flood off");
+        target.quit();
+    }
+}

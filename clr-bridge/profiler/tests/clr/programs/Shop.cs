@@ -116,9 +116,31 @@ namespace Shop
         }
     }
 
+    // Is called by the thread that changes a session of the runtime's events, and has a fault there: one that
+    // it handles, and one that it does not.
+    class FaultyListener : EventListener
+    {
+        public static int Handled, Thrown;
+        string none;
+
+        protected override void OnEventSourceCreated(EventSource source)
+        {
+            if (source.Name == "Microsoft-Windows-DotNETRuntime") source.EventCommandExecuted += Executed;
+        }
+
+        void Executed(object sender, EventCommandEventArgs command)
+        {
+            try { Handled += none.Length; }
+            catch (NullReferenceException) { Handled++; }
+            Thrown++;
+            Thrown += none.Length;
+        }
+    }
+
     public class Program
     {
         static volatile bool stop;
+        static FaultyListener faulty;
 
         [MethodImpl(MethodImplOptions.NoInlining)]
         static int Step(int i) => i % 7;
@@ -251,6 +273,8 @@ namespace Shop
                         if (words[1] == "on") listener = new CollectingListener();
                         else listener.Dispose();
                         break;
+                    case "faulty": faulty = new FaultyListener(); break;
+                    case "faults": Console.WriteLine(FaultyListener.Handled + " " + FaultyListener.Thrown); continue;
                     case "collections": Console.WriteLine(GC.CollectionCount(2)); continue;
                     case "osr": Loop(int.Parse(words[1])); break;
                     case "compile":
