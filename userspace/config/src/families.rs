@@ -162,3 +162,37 @@ pub fn own_exporters(
     });
     (exporters, layers.problems)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documented_variables_are_those_that_are_read() {
+        let form = |form| match form {
+            Form::AsIs => "as it is",
+            Form::Seconds => "seconds",
+            Form::Milliseconds => "milliseconds",
+            Form::Json => "a JSON object of texts",
+            Form::Pairs => "`name=value,name=value`, percent-encoded",
+            Form::Protocol => "`http/protobuf` or `grpc`",
+            Form::Socket => "the path of a socket",
+        };
+        let mut expected = Vec::new();
+        for Row(variable, exporter, key, form_of) in ROWS {
+            if *form_of == Form::Socket {
+                let both = "`DD_AGENT_HOST`, `DD_TRACE_AGENT_PORT`";
+                let value = "a host (`localhost`) and a port (8126)";
+                expected.push(format!("| {both} | `exporter.datadog.url` | {value} |"));
+            }
+            let value = form(*form_of);
+            expected.push(format!("| `{variable}` | `exporter.{exporter}.{key}` | {value} |"));
+        }
+        let ignored = IGNORED.map(|(variable, why)| format!("| `{variable}` | none | {why} |"));
+        expected.extend(ignored);
+        let text = include_str!("../../../docs/exporters.md");
+        let (_, table) = text.split_once("| variable | key | value |\n|---|---|---|\n").unwrap();
+        let documented: Vec<&str> = table.lines().take_while(|line| !line.is_empty()).collect();
+        assert_eq!(documented, expected);
+    }
+}
