@@ -78,7 +78,7 @@ fn library_thread_slept(pid: i32) -> Option<u64> {
 fn has_library_file(pid: i32) -> bool {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let mut names = files.filter_map(|file| std::fs::read_link(file.path()).ok());
-    names.any(|name| name.to_string_lossy().contains("strata"))
+    names.any(|name| name.to_string_lossy().contains("strata-clr"))
 }
 
 #[test]

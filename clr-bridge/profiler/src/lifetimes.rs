@@ -30,7 +30,8 @@
 //!   see [`crate::pipe`].
 //! - *Unloads that began before the bridge attached* are waited for: see [`Lifetimes::settle`].
 //!
-//! No runtime lock is held in the callbacks that wait, with two exceptions. A detached thread's end
+//! No runtime lock is held in the callbacks that wait, with three exceptions. The third is the program's end
+//! ([`crate::pipe`]), whose waits are short. A detached thread's end
 //! is reported under the lock of the thread list: sections of the threads' gate take no lock. So is a
 //! suspension, whose threads begin to stop: it waits no longer than [`SUSPENDING`]. **Invariant:** sections
 //! take only locks of the runtime's that none of its threads stops with (`CRST_UNSAFE_ANYMODE`,
@@ -57,10 +58,9 @@ const SETTLING_MOST: u64 = 3_000_000_000;
 /// How long a suspension waits for a section, in hundredths of a second.
 const SUSPENDING: u32 = 25;
 
-/// How long the end of a program waits for the change of a session, and how much of that at a time without
-/// giving way to a collection.
-const ENDING: u64 = 2_000_000_000;
-const GIVING_WAY: u64 = 1_000_000;
+/// How long the end of the process waits for the change of a session, in hundredths of a second: code of the
+/// program's may run in it, and wait for that end.
+const CHANGING: u32 = 200;
 
 /// A thread that sleeps so long after a module's end is not about to free it: its load failed.
 const ABANDONED: u64 = 10_000_000_000;
@@ -397,23 +397,17 @@ impl Lifetimes {
         *lock(&self.ended_threads) = None;
     }
 
-    /// The program begins to end: from now on no session is changed. `give_way` is called meanwhile, so
-    /// that what the change waits for goes on. The program's event sources, which a change calls, may
-    /// block in code of its own: the wait is bounded.
-    pub fn program_ends(&self, give_way: impl Fn()) {
-        self.changes.shut();
-        let until = monotonic_time() + ENDING;
-        while !self.changes.wait_for_section_for(GIVING_WAY) && monotonic_time() < until {
-            give_way();
-        }
-    }
-
     /// The end of the process: waits for what is under way.
     pub fn close(&self) {
-        let all = [&self.code, &self.threads, &self.calls, &self.changes];
-        all.into_iter().for_each(Gate::shut);
-        for gate in all {
+        let gates = [&self.code, &self.threads, &self.calls];
+        gates.into_iter().chain([&self.changes]).for_each(Gate::shut);
+        // The change of a session may be a part of a call.
+        let is_changed = self.changes.wait_for_section_at_most(CHANGING);
+        for gate in [&self.code, &self.threads] {
             gate.wait_for_section();
+        }
+        if is_changed {
+            self.calls.wait_for_section();
         }
     }
 

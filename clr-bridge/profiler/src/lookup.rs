@@ -219,17 +219,17 @@ impl Lookup {
         let was_wanted = session.events().want(0) || session.is_compiling() && !goes_on;
         let is_left = pipe::is_open(session) || objects::are_watched(session);
         if was_wanted || is_left && now >= self.apply_from {
-            self.apply_events();
+            self.apply_events(false);
             session.call(|| session.set_events(goes_on));
         }
     }
 
-    /// Opens or closes what the events wanted need.
-    fn apply_events(&mut self) {
+    /// Opens or closes what the events wanted need. `is_owned`: others may be wanted later.
+    fn apply_events(&mut self, is_owned: bool) {
         let session = self.session;
         duty_cycle::thread::stop(session);
         let holds = session.call(|| {
-            let holds = pipe::apply(session);
+            let holds = pipe::apply(session, is_owned);
             objects::apply(session);
             holds
         });
@@ -334,7 +334,7 @@ impl Lookup {
         }
         session.events().set_rates(&wishes.rates);
         session.call(|| session.set_events(session.is_compiling()));
-        self.apply_events();
+        self.apply_events(true);
     }
 
     /// Without memory for the ring, events are counted as ones without room.
@@ -356,7 +356,7 @@ impl Lookup {
             session.shared().writer().status().set_obeyed(wishes.epoch, wishes.generation);
         }
         // A session that is left open would deliver into the next attach.
-        self.apply_events();
+        self.apply_events(false);
         let result = session.call(|| {
             if pipe::is_open(session) || faults::refuses(Call::Detach) {
                 return E_FAIL;

@@ -12,18 +12,24 @@
 //! *The program's end.* A change of a session calls the program's event sources, managed code, on the
 //! thread that changes it. The end of a program disposes of them, and up to .NET 8 without waiting for
 //! such a call, which then meets nothing and ends the program with a null reference
-//! (dotnet/runtime#80666). So there a session of its own, [`Part::End`], is open before any other and after
-//! it: it has an event that the runtime sends when it begins to shut down
-//! (`ETW::EnumerationLog::ProcessShutdown`), on the thread that ends the program and before anything is
-//! disposed of. That thread waits for the change under way, and there is none after it
-//! ([`crate::lifetimes::Lifetimes::program_ends`]).
+//! (dotnet/runtime#80666). So there a session of its own, [`Part::End`], is open from the first change to
+//! the last. It has two events of the thread that ends the program, before anything is disposed of:
+//! 1. `AppDomainUnload` (`ETW::EnumerationLog::ProcessShutdown`). From here on there are no changes. The
+//!    thread is in cooperative mode and holds the runtime's lock of its domains, so it waits for the change
+//!    under way for milliseconds only ([`ENDING`]), and calls nothing.
+//! 2. `ProcessInfo`, when the runtime closes the session (`ep_shutdown`), in preemptive mode: a collection
+//!    that the change waits for goes on. It holds the lock of sessions, which the change may still need:
+//!    so this wait ends, too ([`CLOSING`]).
+//!
+//! The opening and the closing of that session itself are not guarded, but for an end that begins while it
+//! is open.
 //!
 //! **Invariant:** a session is closed before the bridge is detached: one that is left open would
 //! deliver into the next attach, before its state exists.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use strata_bridge_protocol::clr_event::{ClrEvent, kind, wait_bucket};
 use strata_bridge_protocol::collection::{Collection, UNKNOWN};
@@ -48,9 +54,8 @@ const CONTENTION: u64 = 0x4000;
 const GC: u64 = 0x1;
 const WAIT_HANDLE: u64 = 0x400_0000_0000;
 const ALLOCATION_SAMPLING: u64 = 0x800_0000_0000;
-/// With [`END_ENUMERATION`]: what is loaded, and at the program's end what then ends.
+/// What is loaded, and at the program's end what then ends.
 const LOADER: u64 = 0x8;
-const END_ENUMERATION: u64 = 0x80;
 const INFORMATIONAL: u32 = 4;
 const VERBOSE: u32 = 5;
 
@@ -63,6 +68,8 @@ const ALLOCATION_TICK: u32 = 10;
 const CONTENTION_START: u32 = 81;
 const CONTENTION_STOP: u32 = 91;
 const APP_DOMAIN_UNLOAD: u32 = 157;
+/// Of the provider [`ABOUT_SESSIONS`].
+const PROCESS_INFO: u32 = 1;
 const WAIT_HANDLE_START: u32 = 301;
 const WAIT_HANDLE_STOP: u32 = 302;
 const ALLOCATION_SAMPLED: u32 = 303;
@@ -72,16 +79,24 @@ const DISPOSES_WELL: u16 = 9;
 /// The first version whose allocations are sampled by chance.
 const SAMPLES_ALLOCATIONS: u16 = 10;
 /// The provider's name, with a NUL.
-const NAME: [u16; 32] = {
-    let text = b"Microsoft-Windows-DotNETRuntime\0";
-    let mut units = [0; 32];
+const NAME: [u16; 32] = utf16(b"Microsoft-Windows-DotNETRuntime\0");
+/// The provider of what sessions say about themselves, which each of them has.
+const ABOUT_SESSIONS: [u16; 31] = utf16(b"Microsoft-DotNETCore-EventPipe\0");
+
+const fn utf16<const LENGTH: usize>(text: &[u8; LENGTH]) -> [u16; LENGTH] {
+    let mut units = [0; LENGTH];
     let mut position = 0;
-    while position < text.len() {
+    while position < LENGTH {
         units[position] = text[position] as u16;
         position += 1;
     }
     units
-};
+}
+
+/// How long the end of a program waits for the change of a session: at first, and when its own session is
+/// closed. In nanoseconds.
+const ENDING: u64 = 5_000_000;
+const CLOSING: u64 = 250_000_000;
 
 /// Pauses have one budget.
 const PAUSES: u64 = 0x7061_7573;
@@ -112,9 +127,6 @@ impl Part {
     }
 }
 
-/// The id of no session.
-const NO_SESSION: u64 = 1;
-
 /// Sessions are being changed, or that has failed.
 const UNKNOWN_KINDS: u64 = u64::MAX;
 
@@ -124,6 +136,12 @@ pub struct Sessions {
     open: [AtomicU64; Part::ALL.len()],
     /// The kinds of events that they were opened for.
     kinds: AtomicU64,
+    /// The thread that changes one; 0: none does.
+    changer: AtomicU32,
+    /// That of the program's end stays when it is open.
+    keeps_end: AtomicBool,
+    /// The program has begun to end.
+    is_ending: AtomicBool,
 }
 
 impl Sessions {
@@ -131,6 +149,9 @@ impl Sessions {
         Self {
             open: [const { AtomicU64::new(0) }; Part::ALL.len()],
             kinds: AtomicU64::new(UNKNOWN_KINDS),
+            changer: AtomicU32::new(0),
+            keeps_end: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
         }
     }
 
@@ -158,8 +179,10 @@ fn provider(session: &Session, part: Part) -> Option<Provider> {
     };
     if part == Part::End {
         let is_needed = session.major() < DISPOSES_WELL;
-        let is_wanted = is_needed && provider(session, Part::Whole).is_some();
-        return if is_wanted { of(LOADER | END_ENUMERATION, INFORMATIONAL) } else { None };
+        let pipe = &session.events().pipe;
+        let stays = pipe.keeps_end.load(Ordering::Relaxed) && is_part_open(session, part);
+        let is_wanted = stays || provider(session, Part::Whole).is_some();
+        return if is_needed && is_wanted { of(LOADER, INFORMATIONAL) } else { None };
     }
     let events = session.events();
     let mut keywords = 0;
@@ -203,9 +226,10 @@ pub fn is_part_open(session: &Session, part: Part) -> bool {
     session.events().pipe.of(part).load(Ordering::Relaxed) != 0
 }
 
-/// Opens, changes or closes the session, as the events wanted need it. `false`: that failed, and is to
-/// be tried again.
-pub fn apply(session: &Session) -> bool {
+/// Opens, changes or closes the session, as the events wanted need it; that of the program's end is closed
+/// when no other will be wanted any more (`keeps_end`). `false`: that failed, and is to be tried again.
+pub fn apply(session: &Session, keeps_end: bool) -> bool {
+    session.events().pipe.keeps_end.store(keeps_end, Ordering::Relaxed);
     if !is_open(session) && provider(session, Part::Whole).is_none() {
         return true;
     }
@@ -243,7 +267,8 @@ fn on_a_thread(session: &Session) -> bool {
 fn change(session: &Session) -> bool {
     let kinds = session.events().of_sessions();
     let open_for = &session.events().pipe.kinds;
-    if kinds == open_for.load(Ordering::Relaxed) {
+    let has_end = provider(session, Part::End).is_some() == is_part_open(session, Part::End);
+    if has_end && kinds == open_for.load(Ordering::Relaxed) {
         // A change may make the runtime collect ([`crate::forced_collections`]).
         let (is_whole, parts) = (is_part_open(session, Part::Whole), Part::WITHOUT_WHOLE);
         if !is_whole && parts.iter().all(|part| open(session, *part)) {
@@ -262,7 +287,6 @@ fn change(session: &Session) -> bool {
     session.events().pauses.reset();
     session.events().objects.collections.reset();
     session.events().wait_handles.reset(monotonic_time());
-    // The one of the program's end is there before all others and after them.
     let has_end = match provider(session, Part::End) {
         Some(_) => open(session, Part::End),
         None => close(session, Part::End),
@@ -304,8 +328,8 @@ pub fn close(session: &Session, part: Part) -> bool {
         return false;
     }
     let stop = || session.info().stop_event_session(open);
-    let Some(stopped) = changing(session, part, stop) else { return true };
-    if stopped.is_none() {
+    // At the program's end the runtime closes them all.
+    if changing(session, part, stop).is_some_and(|stopped| stopped.is_none()) {
         return false;
     }
     place.store(0, Ordering::Relaxed);
@@ -317,12 +341,17 @@ pub fn close(session: &Session, part: Part) -> bool {
 
 /// Changes a session. `None`: the program is ending, and nothing is changed any more.
 fn changing<T>(session: &Session, part: Part, change: impl FnOnce() -> T) -> Option<T> {
-    let _section = session.lifetimes().changes().enter()?;
-    let Events { forced_collections, duty_cycle, .. } = session.events();
-    Some(match part {
+    let Events { forced_collections, duty_cycle, pipe, .. } = session.events();
+    let own = tasks::own();
+    pipe.changer.store(own, Ordering::SeqCst);
+    let section = session.lifetimes().changes().enter();
+    let changed = section.is_some().then(|| match part {
         Part::End => change(),
-        _ => forced_collections.watch(tasks::own(), || duty_cycle.collections(), change),
-    })
+        _ => forced_collections.watch(own, || duty_cycle.collections(), change),
+    });
+    drop(section);
+    pipe.changer.store(0, Ordering::SeqCst);
+    changed
 }
 
 /// Gives waits and collections sessions of their own, without allocations. What is delivered twice
@@ -378,13 +407,6 @@ fn meaning(event: &Event<'_>, major: u16, wants: impl Fn(u8) -> bool) -> Meaning
 pub fn delivered(session: &Session, provider: usize, event: &Event<'_>) {
     let events = session.events();
     let Event { id, version, data } = *event;
-    if id == APP_DOMAIN_UNLOAD && is_of_the_runtime(session, provider) {
-        // This thread does not give way to collections here (cooperative mode), which a change may be
-        // waiting for. In a call that closes a session it does.
-        session.lifetimes().program_ends(|| {
-            session.info().stop_event_session(NO_SESSION);
-        });
-    }
     if !session.is_reporting() {
         return;
     }
@@ -407,6 +429,35 @@ pub fn delivered(session: &Session, provider: usize, event: &Event<'_>) {
     }
 }
 
+/// Whether an event may be one of the program's end, for [`ends`].
+pub fn may_end(id: u32) -> bool {
+    id == APP_DOMAIN_UNLOAD || id == PROCESS_INFO
+}
+
+/// The program ends on this thread, unless the event is another one of this number.
+pub fn ends(session: &Session, provider: usize, id: u32) {
+    let pipe = &session.events().pipe;
+    let changes = session.lifetimes().changes();
+    let is_ending = pipe.is_ending.load(Ordering::SeqCst);
+    let wait = if id == APP_DOMAIN_UNLOAD && is_of_the_runtime(session, provider) {
+        if !pipe.is_ending.swap(true, Ordering::SeqCst) {
+            changes.shut();
+        }
+        ENDING
+    } else if id == PROCESS_INFO
+        && is_ending
+        && is_named(session, provider, &ABOUT_SESSIONS) == Some(true)
+    {
+        CLOSING
+    } else {
+        return;
+    };
+    // The program's own code may end it during a change.
+    if pipe.changer.load(Ordering::SeqCst) != tasks::own() {
+        changes.wait_for_section_for(wait);
+    }
+}
+
 fn is_used(id: u32) -> bool {
     let of_collections = matches!(id, GC_START | GC_END | RESTARTED | SUSPENDS);
     let of_allocations = matches!(id, ALLOCATION_TICK | ALLOCATION_SAMPLED);
@@ -421,16 +472,19 @@ fn is_of_the_runtime(session: &Session, provider: usize) -> bool {
     if provider == known.load(Ordering::Relaxed) {
         return true;
     }
-    let mut name = [0; NAME.len() + 1];
-    let is_it = match session.info().event_provider_name(provider, &mut name) {
-        Some(length) => name.get(..length) == NAME.get(..NAME.len() - 1),
-        // Then only this session's are expected.
-        None => true,
-    };
+    // Where it has no name, only this session's are expected.
+    let is_it = is_named(session, provider, &NAME).unwrap_or(true);
     if is_it {
         known.store(provider, Ordering::Relaxed);
     }
     is_it
+}
+
+/// Whether a provider has this name, which ends with a NUL; `None`: it has none.
+fn is_named(session: &Session, provider: usize, name: &[u16]) -> Option<bool> {
+    let mut found = [0; NAME.len() + 1];
+    let length = session.info().event_provider_name(provider, &mut found)?;
+    Some(found.get(..length) == name.get(..name.len() - 1))
 }
 
 fn allocated(session: &Session, allocation: Option<Allocation<'_>>) {

@@ -142,7 +142,7 @@ fn attach_first(
 }
 
 fn is_starting(process: &ClrProcess) -> bool {
-    process.target.age().is_some_and(|age| age < STARTING)
+    process.target.age().is_some_and(|age| age < STARTING) && process.target.is_alive()
 }
 
 /// One attach, retried while the failure is transient.

@@ -159,9 +159,11 @@ fn a_young_process_that_does_not_listen_on_its_socket_yet_is_waited_for() {
     let folder = tempfile::tempdir().unwrap();
     let clr = impostor(folder.path(), "listens-late", "0.5");
     let options = AttachOptions { time: Duration::from_secs(2), ..AttachOptions::default() };
+    let start = Instant::now();
     let error = attach(clr.pid(), &options).unwrap_err();
     println!("{error}");
     // Once it listens, it does not answer.
+    assert!(start.elapsed() > Duration::from_millis(400), "{error}");
     let is_refused = matches!(
         error,
         AttachError::Load(LoadError::Socket(

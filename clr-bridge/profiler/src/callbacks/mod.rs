@@ -380,6 +380,10 @@ unsafe extern "C" fn event_pipe_event_delivered(
     _frame_count: u32,
     _frames: *const usize,
 ) -> HResult {
+    if pipe::may_end(id) {
+        // Also after a panic: sessions are closed then.
+        lifetime(|session| pipe::ends(session, provider, id));
+    }
     event(|session| {
         let data = if data.is_null() {
             &[]

@@ -206,7 +206,7 @@ fn programs_end_well_in_the_middle_of_changes_of_sessions() {
             target.tell("flood on");
             let opened = |watcher: &Watcher| watcher.status().count(Count::EventSessionsOpened);
             let (before, until) = (opened(&watcher), Instant::now() + Duration::from_millis(50));
-            let mut kinds = [wish::LOCKS, wish::ALLOCATIONS].into_iter().cycle();
+            let mut kinds = [wish::LOCKS, 0, wish::ALLOCATIONS].into_iter().cycle();
             let mut change = |watcher: &mut Watcher| {
                 watcher.wish(wish::JIT_EVENTS | kinds.next().unwrap_or_default());
             };

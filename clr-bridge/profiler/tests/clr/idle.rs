@@ -67,7 +67,7 @@ fn a_bridge_whose_owner_is_gone_leaves_by_itself_and_can_come_again() {
             });
             println!("{version}: it left {:?} after its owner", start.elapsed());
             let files = files_of(target.pid());
-            let is_ours = |file: &String| file.contains("strata");
+            let is_ours = |file: &String| file.contains("strata-clr") || file.contains(SONAME);
             assert!(!files.iter().any(is_ours), "{version}: {files:?}");
         }
         target.quit();

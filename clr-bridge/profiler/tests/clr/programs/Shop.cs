@@ -140,7 +140,6 @@ namespace Shop
     public class Program
     {
         static volatile bool stop;
-        static FaultyListener faulty;
 
         [MethodImpl(MethodImplOptions.NoInlining)]
         static int Step(int i) => i % 7;
@@ -234,6 +233,7 @@ namespace Shop
         }
 
         static CollectingListener listener;
+        static FaultyListener faulty;
         static volatile bool floods;
         [ThreadStatic] static object flooded;
 
