@@ -17,7 +17,7 @@
 //! 1. `AppDomainUnload` (`ETW::EnumerationLog::ProcessShutdown`). From here on there are no changes. The
 //!    thread is in cooperative mode and holds the runtime's lock of its domains, so it waits for the change
 //!    under way for milliseconds only ([`ENDING`]), and calls nothing.
-//! 2. `ProcessInfo`, when the runtime closes the session (`ep_shutdown`), in preemptive mode: a collection
+//! 2. `ProcessInfo`, as the runtime closes each session (`ep_shutdown`), in preemptive mode: a collection
 //!    that the change waits for goes on. It holds the lock of sessions, which the change may still need:
 //!    so this wait ends, too ([`CLOSING`]).
 //!
@@ -93,10 +93,10 @@ const fn utf16<const LENGTH: usize>(text: &[u8; LENGTH]) -> [u16; LENGTH] {
     units
 }
 
-/// How long the end of a program waits for the change of a session: at first, and when its own session is
-/// closed. In nanoseconds.
+/// How long the end of a program waits for the change of a session: at first, and each time that one of the
+/// bridge's sessions is closed then. In nanoseconds.
 const ENDING: u64 = 5_000_000;
-const CLOSING: u64 = 250_000_000;
+const CLOSING: u64 = 100_000_000;
 
 /// Pauses have one budget.
 const PAUSES: u64 = 0x7061_7573;
