@@ -16,7 +16,7 @@
 //! the last. It has two events of the thread that ends the program, before anything is disposed of:
 //! 1. `AppDomainUnload` (`ETW::EnumerationLog::ProcessShutdown`). From here on there are no changes. The
 //!    thread is in cooperative mode and holds the runtime's lock of its domains, so it waits for the change
-//!    under way for milliseconds only ([`ENDING`]), and calls nothing.
+//!    under way for milliseconds only ([`ENDING`]), and takes no lock.
 //! 2. `ProcessInfo`, as the runtime closes each session (`ep_shutdown`), in preemptive mode: a collection
 //!    that the change waits for goes on. It holds the lock of sessions, which the change may still need:
 //!    so this wait ends, too ([`CLOSING`]).
