@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
+use strata_tests::event_sessions::{self, EventSession, Provider};
 use strata_tests::machine;
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::stacks::{Stack, Stacks};
@@ -37,6 +38,17 @@ struct Seen {
 
 impl Seen {
     fn of(dotnet: &DotNet, version: Version, kinds: &str, pattern: Pattern) -> Result<Self> {
+        Self::beside(dotnet, version, kinds, pattern, None)
+    }
+
+    /// Beside another tool's session.
+    fn beside(
+        dotnet: &DotNet,
+        version: Version,
+        kinds: &str,
+        pattern: Pattern,
+        tool: Option<Provider>,
+    ) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("strata-floods-").tempdir()?;
         let go = folder.path().join("go").to_string_lossy().into_owned();
         let words = [pattern.seconds, pattern.on, pattern.off, pattern.keep].map(|n| n.to_string());
@@ -44,6 +56,10 @@ impl Seen {
         let words = [&go, seconds, on, off, keep].map(String::as_str);
         let running = dotnet_running::start(dotnet, version, "Floods", &words)?;
         let target = Target::of(running, folder);
+        if let Some(provider) = tool {
+            let session = EventSession::open(target.pid(), provider)?;
+            session.context("the runtime refuses a session")?.read()?;
+        }
         let recording = recording_of(&target, kinds, |record| record)?;
         target.go()?;
         let own = target.counts()?;
@@ -144,6 +160,42 @@ fn a_program_that_floods_and_rests_in_turn_has_windows_only_while_it_floods() ->
         let pattern = Pattern { seconds: 24, on: 3_000, off: 3_000, keep: 0 };
         let windows = check_sums(version, pattern, 0.1, of_class(version, 0.13))?;
         assert!(windows > 10, "{version}");
+    }
+    Ok(())
+}
+
+/// A tool for which the runtime collects at each change of a session: windows are given up, and their sums
+/// are those of all events.
+#[test]
+fn a_flood_beside_a_tool_that_collects_is_recorded_without_collections_for_each_window()
+-> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    for version in versions(&dotnet, &[Version::V8, Version::V10]) {
+        let pattern = Pattern { seconds: 12, on: 1_000, off: 0, keep: 0 };
+        let tool = Some(event_sessions::COLLECTING);
+        let seen = Seen::beside(&dotnet, version, "allocations,gc", pattern, tool)?;
+        let profile = seen.recorded.profile()?;
+        let is_induced =
+            |stack: &Stack| stack.labels.get("gc reason").is_some_and(|reason| reason == "Induced");
+        let induced: u64 = profile
+            .stacks_of("gc_count")?
+            .that(is_induced)
+            .stacks
+            .iter()
+            .map(|stack| stack.count)
+            .sum();
+        let bytes = profile.stacks_of("alloc_size")?;
+        let all_seen: u64 = MADE.iter().map(|(_, method, class)| sums(&bytes, method, class)).sum();
+        let all_made: u64 = MADE.iter().map(|(name, ..)| seen.own[&format!("{name}_bytes")]).sum();
+        let windows = seen.windows()?;
+        println!(
+            "{version}: {induced} collections that were asked for, {windows} windows, bytes {:+.3}",
+            error(all_seen, all_made)
+        );
+        // One or two for the first session, and a few for those that show it.
+        assert!((1..=8).contains(&induced), "{version}: {induced}");
+        assert!(error(all_seen, all_made).abs() < 0.1, "{version}");
     }
     Ok(())
 }

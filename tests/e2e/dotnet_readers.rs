@@ -1,8 +1,6 @@
 //! Several stratas read one .NET process: a recording beside the daemon, recordings beside each other.
 //! Each has the events that it asks for, and no others.
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
 
@@ -10,7 +8,7 @@ use anyhow::{Context, Result};
 use rustix::process::Signal;
 use serde_json::Value;
 use strata_tests::daemon::Daemon;
-use strata_tests::dotnet_profiler::diagnostics_socket;
+use strata_tests::event_sessions::{self, EventSession};
 use strata_tests::running::{Running, wait_until};
 use strata_tests::runtimes::{Version, dotnet};
 use strata_tests::stacks::Stacks;
@@ -336,64 +334,6 @@ fn threads_and_processes_are_shown_beside_a_daemon() -> Result<()> {
     Ok(())
 }
 
-/// Commands of the diagnostics protocol that are about sessions of events.
-/// Format: docs/design-docs/ipc-protocol.md of dotnet/diagnostics, `CollectTracing`, `StopTracing`.
-const STOP: u8 = 1;
-const COLLECT: u8 = 2;
-
-/// Sends a command; the connection, and the session's number if it was a success.
-fn command_of_sessions(
-    pid: i32,
-    command: u8,
-    payload: &[u8],
-) -> Result<(UnixStream, Option<[u8; 8]>)> {
-    let mut request = b"DOTNET_IPC_V1\0".to_vec();
-    request.extend(u16::try_from(20 + payload.len())?.to_le_bytes());
-    request.extend([2, command, 0, 0]);
-    request.extend(payload);
-    let mut socket = UnixStream::connect(diagnostics_socket(pid)?)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
-    socket.write_all(&request)?;
-    let mut head = [0; 20];
-    socket.read_exact(&mut head)?;
-    if head[17] != 0 {
-        return Ok((socket, None));
-    }
-    let mut number = [0; 8];
-    socket.read_exact(&mut number)?;
-    Ok((socket, Some(number)))
-}
-
-/// Opens sessions of the runtime's events, as other tools do, until it refuses one.
-fn open_sessions(pid: i32) -> Result<Vec<(UnixStream, [u8; 8])>> {
-    let mut payload = 1_u32.to_le_bytes().to_vec(); // megabytes
-    payload.extend(1_u32.to_le_bytes()); // the format: nettrace
-    payload.extend(1_u32.to_le_bytes()); // providers
-    payload.extend(1_u64.to_le_bytes()); // keywords
-    payload.extend(1_u32.to_le_bytes()); // level
-    let name: Vec<u16> = "Strata-Test-Nothing\0".encode_utf16().collect();
-    payload.extend(u32::try_from(name.len())?.to_le_bytes());
-    payload.extend(name.iter().flat_map(|unit| unit.to_le_bytes()));
-    payload.extend(0_u32.to_le_bytes()); // no filter
-    let mut open = Vec::new();
-    while open.len() < 100
-        && let (socket, Some(number)) = command_of_sessions(pid, COLLECT, &payload)?
-    {
-        open.push((socket, number));
-    }
-    Ok(open)
-}
-
-/// Closes sessions by command: a runtime notices a reader's end only when it has an event to write.
-fn close_sessions(pid: i32, sessions: Vec<(UnixStream, [u8; 8])>) -> Result<()> {
-    for (socket, number) in sessions {
-        // What it writes at the end is read by nothing.
-        drop(socket);
-        command_of_sessions(pid, STOP, &number)?.1.context("a session could not be closed")?;
-    }
-    Ok(())
-}
-
 /// A runtime has 64 sessions of events at most. While others have them all, events are missing, and
 /// every command says why; when one is free, they come.
 #[test]
@@ -403,14 +343,19 @@ fn a_runtime_that_refuses_an_event_session_is_named_and_asked_again() -> Result<
     for version in [Version::V8, Version::V9] {
         let target = Target::start_program(&dotnet, version, "Contends", "40")?;
         let pid = target.pid();
-        let sessions = open_sessions(pid)?;
+        let mut sessions = Vec::new();
+        while sessions.len() < 100
+            && let Some(session) = EventSession::open(pid, event_sessions::NOTHING)?
+        {
+            sessions.push(session);
+        }
         println!("{version}: {} sessions", sessions.len());
         assert_eq!(sessions.len(), 64, "{version}");
         let record = record()?.pid(pid).option("-e", "locks").flag("-v");
         let refused = record.seconds(8.0).run()?.summary()?;
         let why = refused.0["clr"]["without_events"][0]["reason"].to_string();
         println!("{version}: {why}");
-        assert!(why.contains("refused an event session"), "{version}: {why}");
+        assert!(why.contains("refuses an event session"), "{version}: {why}");
         let mut recording = recording_of_refused(&target)?;
         wait_until("ps says so", PATIENCE, || {
             bridge_of(pid).contains("does not report locks yet")
@@ -420,7 +365,9 @@ fn a_runtime_that_refuses_an_event_session_is_named_and_asked_again() -> Result<
         doctor.args(["doctor", "--pid", &pid.to_string()]);
         let doctor = Running::from_command(doctor)?.wait(PATIENCE)?.stdout;
         assert!(doctor.contains("does not report locks yet"), "{doctor}");
-        close_sessions(pid, sessions)?;
+        for session in sessions {
+            session.close()?;
+        }
         recording.running().wait_for_log(REPORTED, PATIENCE)?;
         target.go()?;
         let own = target.counts()?;

@@ -11,6 +11,7 @@
 //! | [`dotnet_parked`] | waiting .NET threads: the runtime's own stack of each |
 //! | [`dotnet_names`] | names that a .NET program expects, lines that are hot |
 //! | [`dotnet_profiler`] | a second CLR profiler, for living beside it |
+//! | [`event_sessions`] | sessions of events that another tool has |
 //! | [`running`] | a child process that cannot outlive its test |
 //! | [`strata`] | one run of `strata record` and what came of it |
 //! | [`daemon`] | `strata daemon`, run as a service manager runs it |
@@ -46,6 +47,7 @@ pub mod dotnet_names;
 pub mod dotnet_parked;
 pub mod dotnet_profiler;
 pub mod elf_edit;
+pub mod event_sessions;
 pub mod fake_clr;
 pub mod fuse;
 pub mod machine;

@@ -2,8 +2,8 @@
 //!
 //! While any tool has a session with the keyword `GCHeapCollect` (0x800000), as `dotnet-gcdump` and
 //! sessions with all keywords have, the runtime collects fully each time that a session of its provider
-//! is opened or closed, and the thread that does so waits for it (src/coreclr/vm/eventtrace.cpp,
-//! `EtwCallbackCommon`). No interface reveals the keywords of other sessions, so it is seen by the
+//! is opened or closed (.NET 10: opened), and the thread that does so waits for it
+//! (src/coreclr/vm/eventtrace.cpp, `EtwCallbackCommon`). No interface reveals the keywords of other sessions, so it is seen by the
 //! collections only.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -13,8 +13,16 @@ const INDUCED: u32 = 1;
 const OLDEST: u32 = 2;
 
 /// A collection during a change may be one that the program has asked for, or that this thread's own
-/// allocations have made necessary. In so many changes in a row it is not.
+/// allocations have made necessary. In so many changes in a row it is not: openings and closings in a row
+/// are counted apart, and added.
 const IN_A_ROW: u32 = 2;
+
+/// What a change does to a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    Opens,
+    Closes,
+}
 
 /// Whether changes of sessions make the runtime collect.
 pub struct ForcedCollections {
@@ -26,8 +34,9 @@ pub struct ForcedCollections {
     is_induced: AtomicBool,
     /// There was another one.
     is_ordinary: AtomicBool,
-    /// Changes in a row that made a collection, as it seems.
-    in_a_row: AtomicU32,
+    /// Changes in a row that made a collection, as it seems: those of [`Change::Opens`] and of the other.
+    opened_in_a_row: AtomicU32,
+    closed_in_a_row: AtomicU32,
     /// In this process the threads that need a collection make it, so one for a change is made by the thread
     /// of the change. A server collector has threads of its own.
     is_made_where_needed: AtomicBool,
@@ -41,7 +50,8 @@ impl ForcedCollections {
             collects_itself: AtomicBool::new(false),
             is_induced: AtomicBool::new(false),
             is_ordinary: AtomicBool::new(false),
-            in_a_row: AtomicU32::new(0),
+            opened_in_a_row: AtomicU32::new(0),
+            closed_in_a_row: AtomicU32::new(0),
             is_made_where_needed: AtomicBool::new(false),
             is_forced: AtomicBool::new(false),
         }
@@ -54,7 +64,8 @@ impl ForcedCollections {
 
     /// The next change will tell again.
     pub fn forget(&self) {
-        self.in_a_row.store(0, Ordering::Relaxed);
+        self.opened_in_a_row.store(0, Ordering::Relaxed);
+        self.closed_in_a_row.store(0, Ordering::Relaxed);
         self.is_forced.store(false, Ordering::Relaxed);
     }
 
@@ -62,6 +73,7 @@ impl ForcedCollections {
     pub fn watch<T>(
         &self,
         thread: u32,
+        what: Change,
         collections: impl Fn() -> u64,
         change: impl FnOnce() -> T,
     ) -> T {
@@ -81,13 +93,18 @@ impl ForcedCollections {
         } else {
             is_there(&self.is_induced)
         };
-        let in_a_row = match self.in_a_row.load(Ordering::Relaxed) {
+        let (same, other) = match what {
+            Change::Opens => (&self.opened_in_a_row, &self.closed_in_a_row),
+            Change::Closes => (&self.closed_in_a_row, &self.opened_in_a_row),
+        };
+        let in_a_row = match same.load(Ordering::Relaxed) {
             in_a_row if is_made => in_a_row + 1,
             in_a_row if is_unknown => in_a_row,
             _ => 0,
         };
-        self.in_a_row.store(in_a_row, Ordering::Relaxed);
-        self.is_forced.store(in_a_row >= IN_A_ROW, Ordering::Relaxed);
+        same.store(in_a_row, Ordering::Relaxed);
+        let sum = in_a_row + other.load(Ordering::Relaxed);
+        self.is_forced.store(sum >= IN_A_ROW, Ordering::Relaxed);
         result
     }
 
@@ -127,6 +144,10 @@ mod tests {
     const PROGRAMS: u32 = 9;
 
     fn is_made(forced: &ForcedCollections, collected: Option<Collected>) -> bool {
+        changed(forced, Change::Opens, collected)
+    }
+
+    fn changed(forced: &ForcedCollections, what: Change, collected: Option<Collected>) -> bool {
         let count = Cell::new(0);
         let collect = || {
             if let Some((thread, event)) = collected {
@@ -137,7 +158,7 @@ mod tests {
                 count.set(1);
             }
         };
-        forced.watch(CHANGER, || count.get(), collect);
+        forced.watch(CHANGER, what, || count.get(), collect);
         forced.is_forced()
     }
 
@@ -161,6 +182,18 @@ mod tests {
         forced.suspends(CHANGER, || true);
         forced.starts(OLDEST, INDUCED);
         assert!(!is_made(&forced, None));
+    }
+
+    #[test]
+    fn collections_are_forced_where_only_one_kind_of_change_makes_them() {
+        let full = Some((CHANGER, Some((OLDEST, INDUCED))));
+        for (first, second) in [(full, None), (None, full)] {
+            let forced = ForcedCollections::new();
+            assert!(!changed(&forced, Change::Opens, first));
+            assert!(!changed(&forced, Change::Closes, second));
+            let opened = changed(&forced, Change::Opens, first);
+            assert!(opened || changed(&forced, Change::Closes, second));
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use strata_bridge_protocol::status::{Count, Loss};
 use super::providers::provider;
 use crate::events::Events;
 use crate::faults::{self, Call};
+use crate::forced_collections::Change;
 use crate::session::Session;
 use crate::{own_thread, tasks};
 
@@ -191,7 +192,7 @@ pub fn open(session: &Session, part: Part) -> bool {
         return true;
     }
     let start = || session.info().start_event_session(&provider);
-    let Some(started) = changing(session, part, start) else { return true };
+    let Some(started) = changing(session, part, Change::Opens, start) else { return true };
     let Some(opened) = started else { return false };
     place.store(opened, Ordering::Relaxed);
     if part != Part::End {
@@ -213,7 +214,7 @@ pub fn close(session: &Session, part: Part) -> bool {
     }
     let stop = || session.info().stop_event_session(open);
     // At the program's end the runtime closes them all.
-    if changing(session, part, stop).is_some_and(|stopped| stopped.is_none()) {
+    if changing(session, part, Change::Closes, stop).is_some_and(|stopped| stopped.is_none()) {
         return false;
     }
     place.store(0, Ordering::Relaxed);
@@ -224,14 +225,19 @@ pub fn close(session: &Session, part: Part) -> bool {
 }
 
 /// Changes a session. `None`: the program is ending, and nothing is changed any more.
-fn changing<T>(session: &Session, part: Part, change: impl FnOnce() -> T) -> Option<T> {
+fn changing<T>(
+    session: &Session,
+    part: Part,
+    what: Change,
+    change: impl FnOnce() -> T,
+) -> Option<T> {
     let Events { forced_collections, duty_cycle, pipe, .. } = session.events();
     let own = tasks::own();
     pipe.changer.store(own, Ordering::SeqCst);
     let section = session.lifetimes().changes().enter();
     let changed = section.is_some().then(|| match part {
         Part::End => change(),
-        _ => forced_collections.watch(own, || duty_cycle.collections(), change),
+        _ => forced_collections.watch(own, what, || duty_cycle.collections(), change),
     });
     drop(section);
     pipe.changer.store(0, Ordering::SeqCst);

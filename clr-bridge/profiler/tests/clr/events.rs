@@ -265,6 +265,19 @@ fn a_fault_of_the_programs_own_code_on_the_thread_that_changes_a_session_is_an_e
 }
 
 #[test]
+fn a_program_ends_whose_code_returns_late_to_the_thread_that_changes_a_session() {
+    for version in versions_with_events() {
+        let (mut target, mut watcher) = with_objects(version, Start::default());
+        watcher.wish_until_obeyed(wish::JIT_EVENTS | wish::LOCKS);
+        target.tell("faulty late");
+        watcher.wish(wish::JIT_EVENTS | ALLOCATIONS);
+        eventually("a call that returns late", || (target.tell("faults") == "0 1").then_some(()));
+        target.tell("compile 100");
+        target.exit();
+    }
+}
+
+#[test]
 fn a_program_that_is_stopped_at_any_moment_goes_on() {
     let signal = |target: &Target, signal| {
         // SAFETY: kill has no preconditions.

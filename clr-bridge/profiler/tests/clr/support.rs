@@ -243,6 +243,13 @@ impl Target {
 
     fn end(mut self, command: &str) {
         assert_eq!(self.tell(command), "bye");
+        self.ends_well();
+    }
+
+    /// The program ends by itself, soon, and without a word.
+    pub fn ends_well(mut self) {
+        let ended = || self.child.try_wait().expect("waiting for the program");
+        eventually("the end of the program", ended);
         let status = self.child.wait().expect("waiting for the program");
         let mut printed = String::new();
         self.child.stderr.take().expect("its errors").read_to_string(&mut printed).expect("text");

@@ -229,8 +229,8 @@ impl Events {
         }
         match self.progress {
             Progress::Asked(since) if since.elapsed() > OBEYED_WITHIN => Some(format!(
-                "its runtime has not begun to report {}: it may have refused an event session \
-                 (it has 64 at most, those of other tools included); it is tried again",
+                "its runtime does not report all of {} yet: it is busy, or refuses an event session (it \
+                 has 64 at most, those of other tools included); it is tried again",
                 self.asked()
             )),
             _ => None,

@@ -265,7 +265,7 @@ impl Report<'_> {
             )?;
         }
         for (pid, why) in totals.without_events.iter().take(MOST) {
-            writeln!(out, "  process {pid} has no events: {}", sanitize_for_terminal(why))?;
+            writeln!(out, "  process {pid} lacks events: {}", sanitize_for_terminal(why))?;
         }
         let AllWindows { sum, least } = totals.allocation_windows;
         if sum > 0 {

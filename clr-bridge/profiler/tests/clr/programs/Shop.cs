@@ -117,10 +117,12 @@ namespace Shop
     }
 
     // Is called by the thread that changes a session of the runtime's events, and has a fault there: one that
-    // it handles, and one that it does not.
+    // it handles, and one that it does not. Or it returns late.
     class FaultyListener : EventListener
     {
         public static int Handled, Thrown;
+        static int late;
+        public static bool IsLate { set { late = value ? 1 : 0; } }
         string none;
 
         protected override void OnEventSourceCreated(EventSource source)
@@ -130,6 +132,7 @@ namespace Shop
 
         void Executed(object sender, EventCommandEventArgs command)
         {
+            if (Interlocked.Exchange(ref late, 0) != 0) { Thrown++; Thread.Sleep(3000); return; }
             try { Handled += none.Length; }
             catch (NullReferenceException) { Handled++; }
             Thrown++;
@@ -273,7 +276,10 @@ namespace Shop
                         if (words[1] == "on") listener = new CollectingListener();
                         else listener.Dispose();
                         break;
-                    case "faulty": faulty = new FaultyListener(); break;
+                    case "faulty":
+                        faulty = new FaultyListener();
+                        FaultyListener.IsLate = words.Length > 1;
+                        break;
                     case "faults": Console.WriteLine(FaultyListener.Handled + " " + FaultyListener.Thrown); continue;
                     case "collections": Console.WriteLine(GC.CollectionCount(2)); continue;
                     case "osr": Loop(int.Parse(words[1])); break;
