@@ -1,8 +1,10 @@
 //! `strata record -- command`: profiled from start to exit, transparent for exit codes and
 //! signals, run as the calling user, with outputs that are that user's.
 
+use std::fs::File;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -34,6 +36,24 @@ fn the_exit_code_is_the_commands() -> Result<()> {
     let missing = missing.wait(Duration::from_secs(60))?;
     println!("missing program -> {}: {}", missing.status, missing.stderr.trim());
     assert!(!missing.status.success() && missing.stderr.contains("/no/such/program"));
+    Ok(())
+}
+
+#[test]
+fn a_standard_error_that_is_full_or_closed_changes_no_exit_code() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let (reader, closed) = std::io::pipe()?;
+    drop(reader);
+    let full = File::options().write(true).open("/dev/full")?;
+    for stderr in [Stdio::from(full), Stdio::from(closed)] {
+        // A message before the recording, the log, and one after it.
+        let record = strata::record()?.as_text().frequency(100).flag("-vv").seconds(0.3);
+        let record = record.shell("sleep 0.5; exit 7");
+        let ended = record.to_command()?.stderr(stderr).stdout(Stdio::null()).status()?;
+        println!("{ended}");
+        assert_eq!(ended.code(), Some(7));
+        assert!(record.folder().join("profile.pb.gz").exists());
+    }
     Ok(())
 }
 

@@ -1,5 +1,8 @@
 //! strata: a host-wide profiler. See `ARCHITECTURE.md` for the map of the code.
 
+// They panic when standard error is full or closed: `message!` does not.
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
+
 mod args;
 mod capabilities;
 mod convert;
@@ -31,6 +34,7 @@ use anyhow::{Context, Result, bail};
 use args::{Command, ConfigCommand, DiffArgs, QueryArgs, RecordArgs, WhoseArgs};
 use clap::Parser;
 use daemon::settings::store_directory;
+use printing::message;
 use strata_agent::kernel::broker;
 use strata_agent::kernel::loader::{Programs, Settings, ThreadsOf};
 use strata_agent::kernel::thread_reader;
@@ -58,7 +62,7 @@ fn helper(arguments: &[OsString]) -> Option<std::io::Result<()>> {
         "internal-documents" => {
             let written = documents::write(std::path::Path::new(arguments.get(2)?));
             if let Err(error) = &written {
-                eprintln!("strata: completions and manual pages cannot be written: {error}");
+                message!("strata: completions and manual pages cannot be written: {error}");
             }
             Some(written)
         }
@@ -111,12 +115,12 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(error) => {
             match doctor::rerun_as_root(&error, &arguments) {
-                Some(command) => eprintln!(
+                Some(command) => message!(
                     "strata: this needs root, or the capabilities that `strata doctor` names; run: \
                      {command}"
                 ),
                 None => {
-                    eprintln!("strata: {error:#}");
+                    message!("strata: {error:#}");
                     if error.is::<strata_agent::engine::EngineError>() {
                         explain();
                     }
@@ -150,7 +154,7 @@ fn record(args: RecordArgs) -> Result<i32> {
     let needs_times = |format: &Format| matches!(format, Format::Firefox | Format::PerfScript);
     let timeline = args.how.timeline || outputs.iter().any(|(_, format)| needs_times(format));
     if record::is_round_rate(args.how.frequency) && !args.output.quiet {
-        eprintln!(
+        message!(
             "strata: {} Hz is in step with common timers, which may be sampled always or never; a \
              prime such as 97 or 997 is safer",
             args.how.frequency
@@ -311,7 +315,7 @@ fn explain() {
     let missing = doctor::brief();
     if !missing.is_empty() {
         let colour = std::env::var_os("NO_COLOR").is_none() && std::io::stderr().is_terminal();
-        eprint!("\n{}", doctor::to_text(&missing, colour));
+        printing::message_text(&format!("\n{}", doctor::to_text(&missing, colour)));
     }
 }
 

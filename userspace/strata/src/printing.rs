@@ -1,6 +1,9 @@
-//! The output of commands on standard output, for users and for scripts.
+//! The output of commands: answers on standard output, messages on standard error.
+//!
+//! Invariant: a message that cannot be written is dropped. Standard error may be full or closed
+//! (`2>&1 | head`), and neither a recording nor its command's exit status depends on it.
 
-use std::io::{ErrorKind, Write, stdout};
+use std::io::{ErrorKind, Write, stderr, stdout};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -23,6 +26,17 @@ fn print_to(mut out: impl Write, text: &str) -> Result<i32> {
         }
         _ => Ok(0),
     }
+}
+
+/// Prints a line on standard error, as `eprintln!` would, without its panic where that fails.
+macro_rules! message {
+    ($($argument:tt)*) => { $crate::printing::message_text(&(format!($($argument)*) + "\n")) };
+}
+pub(crate) use message;
+
+/// The same of a whole text, in one write: others write to a terminal too.
+pub fn message_text(text: &str) {
+    let _ = stderr().write_all(text.as_bytes());
 }
 
 /// `1234567` as `1,234,567`.

@@ -10,7 +10,7 @@ use strata_clr::session::{BridgeState, EventsWished, presence};
 use strata_clr::{ClrProcess, Machine, discover, runtime_version};
 use strata_profile::text::sanitize_for_terminal;
 
-use crate::printing;
+use crate::printing::{self, message};
 use strata_agent::processes::container;
 
 /// A line of the table.
@@ -88,7 +88,7 @@ fn rows() -> Result<Vec<Row>> {
         }
     }
     if unreadable > 0 {
-        eprintln!(
+        message!(
             "note: {unreadable} of the host's processes cannot be read, .NET or not: run this as root"
         );
     }

@@ -31,7 +31,7 @@ use anyhow::{Context, Result};
 
 use strata_export::exporter;
 
-use crate::printing;
+use crate::printing::{self, message};
 use settings::Source;
 
 /// Runs until it is asked to end.
@@ -79,7 +79,7 @@ pub fn check(source: &Source) -> Result<i32> {
     let (_, plans) = exporter::of(&loaded.configuration.exporters, None, 1 << 20)?;
     exporter::try_out(&plans)?;
     for notice in &loaded.notices {
-        eprintln!("strata: {notice}");
+        message!("strata: {notice}");
     }
     let exporters: Vec<String> = loaded
         .configuration
@@ -96,7 +96,7 @@ pub fn check(source: &Source) -> Result<i32> {
 pub fn show(source: &Source) -> Result<i32> {
     let loaded = source.load()?;
     for notice in &loaded.notices {
-        eprintln!("strata: {notice}");
+        message!("strata: {notice}");
     }
     printing::print(&loaded.show())
 }

@@ -21,7 +21,7 @@ use strata_query::{DEFAULT_TYPE, QueryError, Store, Whose, Window, sample_type};
 use strata_store::{Answer, Detail, Holding, Selection};
 
 use crate::output;
-use crate::printing;
+use crate::printing::{self, message};
 use crate::user::User;
 use crate::view::Shown;
 use crate::waits;
@@ -79,7 +79,7 @@ fn ask(
 
 fn warn_of_damage(damaged: u64) {
     if damaged > 0 {
-        eprintln!(
+        message!(
             "strata: {damaged} records of the store are damaged; what they held is not in the answer"
         );
     }

@@ -11,7 +11,7 @@ use strata_profile::text::{duration, grouped, quantity, sanitize_for_terminal, s
 use strata_profile::{FrameKind, Profile};
 use strata_store::{Answer, Holding};
 
-use crate::printing::print;
+use crate::printing::{message, print};
 use crate::terminal::{columns, counted, cut};
 use crate::waits;
 use strata_query::by::{By, Row, Table};
@@ -22,7 +22,7 @@ const LONGEST: usize = 100;
 
 pub fn written(path: &Path, bytes: u64) {
     if path != Path::new("-") {
-        eprintln!("{}  ({} KiB)", path.display(), bytes.div_ceil(1024));
+        message!("{}  ({} KiB)", path.display(), bytes.div_ceil(1024));
     }
 }
 
@@ -30,7 +30,7 @@ pub fn written(path: &Path, bytes: u64) {
 pub fn note_missing_times(profile: &Profile) {
     let is_timeless = |kind: &Kind| !kind.info().keeps_times;
     if let Some(kind) = profile.kind_of(profile.shown_sample_type()).filter(is_timeless) {
-        eprintln!("note: the store keeps no times of {kind} samples, so they are made up");
+        message!("note: the store keeps no times of {kind} samples, so they are made up");
         return;
     }
     let Some(counting) = profile.counting_sample_type() else { return };
@@ -38,10 +38,10 @@ pub fn note_missing_times(profile: &Profile) {
     let timed = profile.timeline().map_or(0, |ticks| ticks.count() as u64);
     let keeps = "`store.timestamps = true`, for all or in a rule, keeps them from then on";
     if timed == 0 {
-        eprintln!("note: the store has no times of these samples, so they are made up; {keeps}");
+        message!("note: the store has no times of these samples, so they are made up; {keeps}");
     } else if timed < all {
         let (timed, all) = (grouped_u64(timed), grouped_u64(all));
-        eprintln!("note: {timed} of {all} samples have a time and are shown; {keeps}");
+        message!("note: {timed} of {all} samples have a time and are shown; {keeps}");
     }
 }
 

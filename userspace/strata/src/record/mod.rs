@@ -28,6 +28,7 @@ use anyhow::{Context, Result, bail};
 use strata_kinds::{Frequencies, Kind, Kinds};
 use strata_profile::{Format, Profile, WriteOptions};
 
+use crate::printing::message;
 use crate::user::User;
 use crate::view::Shown;
 use crate::{output, printing, second_signal};
@@ -168,19 +169,19 @@ pub fn run(plan: &Plan) -> Result<i32> {
     if plan.json {
         printing::json(&report.json())?;
     } else if !plan.quiet {
-        report.print(&mut stderr(), plan.verbose > 0)?;
+        printing::message_text(&report.text(plan.verbose > 0)?);
         if let Some(uploaded) = uploaded {
-            writeln!(stderr(), "{uploaded}")?;
+            message!("{uploaded}");
         }
     }
     for failure in &failures {
-        eprintln!("strata: {failure}");
+        message!("strata: {failure}");
     }
     if plan.open {
         let picture = written.iter().find(|written| written.format == Format::Svg);
         let opened = picture.map(|picture| opening::open(&picture.path, recorded.user.as_ref()));
         if let Some(Err(error)) = opened {
-            eprintln!("strata: {error:#}");
+            message!("strata: {error:#}");
         }
     }
     let command_exit = match recorded.still_running {
@@ -197,7 +198,7 @@ pub fn run(plan: &Plan) -> Result<i32> {
 /// A command that outlives its recording is left to end by itself; its exit status is still ours.
 fn wait_for_command(pid: u32, quiet: bool) -> i32 {
     if !quiet {
-        eprintln!("the recording has ended; waiting for the command (Ctrl-C to stop)");
+        message!("the recording has ended; waiting for the command (Ctrl-C to stop)");
     }
     let mut status = 0;
     // SAFETY: plain numbers and a valid place; restores what Ctrl-C does by default.

@@ -77,7 +77,14 @@ impl Report<'_> {
         summary::summarize(self.profile, first + kind.info().default_column, MOST)
     }
 
-    pub fn print(&self, out: &mut dyn Write, verbose: bool) -> std::io::Result<()> {
+    /// The summary for users.
+    pub fn text(&self, verbose: bool) -> std::io::Result<String> {
+        let mut text = Vec::new();
+        self.print(&mut text, verbose)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    fn print(&self, out: &mut dyn Write, verbose: bool) -> std::io::Result<()> {
         for (position, kind) in self.kinds.iter().enumerate() {
             if position > 0 {
                 writeln!(out)?;
