@@ -351,5 +351,7 @@ fn start_log(verbose: u8) {
         .without_time()
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_writer(std::io::stderr)
+        // A line that cannot be written is dropped: the subscriber would use `eprintln!` for it.
+        .log_internal_errors(false)
         .init();
 }
