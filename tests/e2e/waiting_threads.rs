@@ -61,6 +61,39 @@ fn of_a_go_program_it_says_that_waiting_goroutines_are_not_looked_at() -> Result
     Ok(())
 }
 
+#[test]
+fn threads_that_are_not_shown_are_counted_by_their_reason() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let mut zombie = Command::new("true").spawn()?;
+    let pid = zombie.id().to_string();
+    std::thread::sleep(Duration::from_millis(500));
+    let text = stacks(&[&pid])?;
+    zombie.wait()?;
+    assert_eq!(
+        text,
+        format!("process {pid} has ended: a zombie until its parent reads its exit status\n")
+    );
+    // Not where the test runs in a pid namespace of its own.
+    if std::fs::read_to_string("/proc/2/comm").is_ok_and(|comm| comm == "kthreadd\n") {
+        assert!(
+            stacks(&["2"])?.starts_with("process 2 is a kernel thread and has no user stack: ")
+        );
+        let mut none = Command::new(places::strata_binary()?);
+        let none = none.args(["stacks", "--comm", "kthreadd"]).output()?;
+        let none = String::from_utf8(none.stderr)?;
+        assert!(none.contains("only kernel threads have such a name"), "{none}");
+    }
+    let ended_main = "import ctypes, threading, time\n\
+                      threading.Thread(target=lambda: time.sleep(600)).start()\n\
+                      ctypes.CDLL(None).pthread_exit(0)\n";
+    let mut command = Command::new(places::required("python3", "python3")?);
+    command.args(["-c", ended_main]);
+    let target = Running::from_command(command)?;
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(stacks(&[&target.pid().to_string()])?.contains("\n1 more thread has ended\n"));
+    Ok(())
+}
+
 /// Of several processes each is shown under a heading of its own, with its own threads.
 #[test]
 fn processes_are_chosen_by_name_and_all_are_shown() -> Result<()> {

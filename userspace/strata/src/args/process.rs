@@ -23,8 +23,9 @@ pub struct DoctorArgs {
 #[command(
     after_help = "Threads of one process with the same stack and state are merged into one entry. The time is how long \
     a thread has been off the CPU, where the kernel reports it (CONFIG_SCHED_DEBUG).\n\n\
-    No thread is stopped or signalled. Threads that run at that moment are only counted: \
-    `strata record` shows running code. Goroutines that wait have no thread and are not shown. It needs \
+    No thread is stopped or signalled. Threads that run at that moment, that have \
+    ended or may not be read are only counted: `strata record` shows running code. Threads of the \
+    kernel have no user stack. Goroutines that wait have no thread and are not shown. It needs \
     Linux 5.18."
 )]
 #[command(group = clap::ArgGroup::new("which").required(true).multiple(true))]

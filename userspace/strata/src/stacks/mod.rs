@@ -3,9 +3,11 @@
 //! Nothing is stopped, signalled or loaded for native code: the kernel walks the threads that wait,
 //! with the tables that a recording uses. A .NET process gets the bridge for its symbols, as in a
 //! recording, and it is detached again. [`which`]: the processes; [`thread`]: threads as they are
-//! shown; [`last_run`]: for how long they have waited.
+//! shown; [`last_run`]: for how long they have waited; [`not_shown`]: threads without a stack, and
+//! why.
 
 mod last_run;
+mod not_shown;
 mod thread;
 mod which;
 
@@ -19,7 +21,8 @@ use strata_kinds::{Frequencies, Kind, Kinds};
 
 use crate::capabilities;
 use crate::printing;
-use crate::terminal::{columns, counted, cut};
+use crate::terminal::{columns, counted, cut, wrapped};
+use not_shown::{ProcessKind, States, without_stacks};
 use strata_agent::code_address::describe_end;
 use strata_agent::engine::{Engine, Options};
 use strata_agent::kernel::loader::{Settings, ThreadsOf};
@@ -82,12 +85,15 @@ pub fn run(question: &Question) -> Result<i32> {
     })?;
     prepare(&mut engine, &pids)?;
     // Each pass may find code that the runtime has not published yet, and requests it.
+    let mut walked = Instant::now();
     for _ in 0..LOOKS {
+        walked = Instant::now();
         engine.walk(&pids);
         if engine.is_settled() {
             break;
         }
     }
+    let states = States::read(&pids, walked);
     engine.finish(PATIENCE);
     let circumstances = Circumstances {
         started: SystemTime::now(),
@@ -107,7 +113,12 @@ pub fn run(question: &Question) -> Result<i32> {
         if pids.len() > 1 {
             text += &(cut(&heading(*pid, own.len()), width) + "\n\n");
         }
-        text += &of_process(*pid, &own, width, question.kernel);
+        text += &of_process(&own, width, question.kernel);
+        text += &of_others(*pid, &own, &states, width);
+        text += of_goroutines(&own);
+        if pids.len() > 1 && !text.ends_with("\n\n") {
+            text.push('\n');
+        }
     }
     let ends = engine.aggregate.ends();
     for end in End::ALL {
@@ -146,33 +157,38 @@ fn prepare(engine: &mut Engine, pids: &BTreeSet<u32>) -> Result<()> {
     Ok(())
 }
 
-/// `process 4711 (nginx), 12 threads wait`
+/// `process 4711 (nginx): 12 threads not running`
 fn heading(pid: u32, waiting: usize) -> String {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
     let name =
         name.map_or("ended".to_owned(), |name| sanitize_for_terminal(name.trim_end()).into());
-    let waiting = counted(waiting as u64, "thread");
-    format!("process {pid} ({name}): {waiting} not running")
+    match counted(waiting as u64, "thread") {
+        _ if waiting == 0 => format!("process {pid} ({name})"),
+        threads => format!("process {pid} ({name}): {threads} not running"),
+    }
 }
 
-fn of_process(pid: u32, threads: &[&Thread], width: Option<usize>, kernel: bool) -> String {
+fn of_process(threads: &[&Thread], width: Option<usize>, kernel: bool) -> String {
     let groups = thread::merged(threads);
-    let mut text: String = groups.iter().map(|group| thread::text(group, width, kernel)).collect();
-    let all = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
-    let running = all.saturating_sub(threads.len()) as u64;
-    if running > 0 {
-        let note = format!(
-            "{} ran at that moment and {} not shown: `strata record --pid {pid}` shows running code",
-            counted(running, "more thread"),
-            if running == 1 { "is" } else { "are" }
-        );
-        text += &(cut(&note, width) + "\n");
+    groups.iter().map(|group| thread::text(group, width, kernel)).collect()
+}
+
+/// The threads that are not shown.
+fn of_others(pid: u32, shown: &[&Thread], states: &States, width: Option<usize>) -> String {
+    let kind = if shown.is_empty() { ProcessKind::of(pid) } else { ProcessKind::Usual };
+    let lines = match without_stacks(pid, kind) {
+        Some(line) => vec![line],
+        None => states.not_shown(pid, &shown.iter().map(|thread| thread.tid).collect()).lines(),
+    };
+    wrapped(&lines.iter().map(|line| format!("{line}\n")).collect::<String>(), width)
+}
+
+fn of_goroutines(threads: &[&Thread]) -> &'static str {
+    if !thread::is_of_go(threads) {
+        return "";
     }
-    if thread::is_of_go(threads) {
-        // Not truncated: it shows what is missing.
-        text += "this is a Go program: goroutines that wait have no thread, and are not looked at. A \
-                 deadlock\nis in their stacks: `kill -QUIT` prints them and ends the program; \
-                 /debug/pprof/goroutine?debug=2\nserves them where net/http/pprof is loaded\n";
-    }
-    text
+    // Not truncated: it shows what is missing.
+    "this is a Go program: goroutines that wait have no thread, and are not looked at. A deadlock\n\
+     is in their stacks: `kill -QUIT` prints them and ends the program; \
+     /debug/pprof/goroutine?debug=2\nserves them where net/http/pprof is loaded\n"
 }

@@ -7,6 +7,8 @@ use anyhow::{Result, bail};
 use strata_agent::processes::container;
 use strata_agent::selection::Wanted;
 
+use super::not_shown::ProcessKind;
+
 /// Any of these.
 pub struct Which {
     pub pids: Vec<u32>,
@@ -29,35 +31,43 @@ impl Which {
         }
         let wanted =
             Wanted { comms: self.comms.clone(), groups: self.groups.clone(), ..Wanted::default() };
+        let mut without_stacks = BTreeSet::new();
         for entry in std::fs::read_dir("/proc")?.flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
-            if pid != std::process::id() && self.has(&wanted, &entry.path()) {
-                pids.insert(pid);
+            if pid == std::process::id() || !(self.all || self.has(&wanted, &entry.path())) {
+                continue;
+            }
+            match ProcessKind::of(pid) {
+                ProcessKind::Usual => _ = pids.insert(pid),
+                kind => _ = without_stacks.insert(kind),
             }
         }
         if pids.is_empty() {
-            bail!(
-                "no process has such a name or control group: `ps -eo pid,comm,cgroup` lists them"
-            );
+            bail!(none_of(&without_stacks));
         }
         Ok(pids)
     }
 
-    /// Whether the process of a folder in /proc is one of them.
+    /// Whether the process of a folder in /proc has a name or control group that is asked for.
     fn has(&self, wanted: &Wanted, process: &Path) -> bool {
-        // Threads of the kernel have no mappings.
-        let is_empty =
-            |file| std::fs::read(process.join(file)).map_or(true, |text| text.is_empty());
-        if self.all {
-            return !is_empty("maps");
-        }
         let text = |file| std::fs::read_to_string(process.join(file)).unwrap_or_default();
-        let is_wanted = wanted.comm_matches(text("comm").trim_end())
-            || !self.groups.is_empty() && wanted.group_matches(&container::parse(&text("cgroup")));
-        is_wanted && !is_empty("maps")
+        wanted.comm_matches(text("comm").trim_end())
+            || !self.groups.is_empty() && wanted.group_matches(&container::parse(&text("cgroup")))
     }
+}
+
+/// Why nothing is shown, by the processes that match and have no stacks.
+fn none_of(matching: &BTreeSet<ProcessKind>) -> &'static str {
+    if matching.contains(&ProcessKind::Kernel) {
+        return "only kernel threads have such a name, and they have no user stack: `cat \
+                /proc/PID/stack` shows a kernel stack";
+    }
+    if matching.contains(&ProcessKind::Zombie) {
+        return "only processes that have ended (zombies) have such a name or control group";
+    }
+    "no process has such a name or control group: `ps -eo pid,comm,cgroup` lists them"
 }
 
 #[cfg(test)]
@@ -77,5 +87,7 @@ mod tests {
         let error = Which { comms: vec!["no such name".into()], ..NONE }.pids();
         assert!(error.expect_err("none").to_string().contains("ps -eo"));
         assert!(Which { pids: vec![u32::MAX], ..NONE }.pids().is_err());
+        assert!(none_of(&[ProcessKind::Kernel].into()).contains("kernel threads"));
+        assert!(none_of(&[ProcessKind::Zombie].into()).contains("zombies"));
     }
 }
