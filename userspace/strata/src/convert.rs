@@ -29,7 +29,7 @@ pub fn run(input: &Path, to: &Path, format: Option<Format>, shown: Shown) -> Res
     read.with_context(|| format!("`{}` cannot be read", input.display()))?;
     let profile = strata_profile::read(&bytes)
         .with_context(|| format!("`{}` is no profile that strata reads", input.display()))?;
-    output::check(to, None)?;
+    output::check([to], None)?;
     let title = input.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let options = WriteOptions { title, view: shown.view(), ..WriteOptions::for_path(to) };
     output::write(to, None, |out| Ok(strata_profile::write(&profile, format, &options, out)?))?;

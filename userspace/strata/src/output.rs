@@ -5,6 +5,7 @@
 //! in the file's own place is refused outright. The content goes to a new file beside the target
 //! first, so that a full disk leaves nothing half-written under the target's name.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -81,8 +82,28 @@ fn folder_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Reports at the start, not after the recording, that a file cannot be written.
-pub fn check(path: &Path, user: Option<&User>) -> Result<()> {
+/// Reports at the start, not after the recording, that a file cannot be written or is named twice.
+pub fn check<'a>(paths: impl IntoIterator<Item = &'a Path>, user: Option<&User>) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    for path in paths {
+        if !seen.insert(in_real_folder(path)) {
+            bail!(
+                "`{}` is written by two outputs: name another file with --output",
+                path.display()
+            );
+        }
+        check_one(path, user)?;
+    }
+    Ok(())
+}
+
+/// The same text for a file in a folder, however the folder is named.
+fn in_real_folder(path: &Path) -> PathBuf {
+    let folder = folder_of(path).canonicalize();
+    folder.unwrap_or_else(|_| folder_of(path)).join(path.file_name().unwrap_or_default())
+}
+
+fn check_one(path: &Path, user: Option<&User>) -> Result<()> {
     if path == Path::new("-") {
         return Ok(());
     }
@@ -230,6 +251,22 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::*;
+
+    #[test]
+    fn a_file_that_two_outputs_name_is_refused_however_its_folder_is_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        let checked = |names: [&str; 2]| {
+            let paths = names.map(at);
+            check(paths.iter().map(PathBuf::as_path), None)
+        };
+        assert!(checked(["z.folded", "z.svg"]).is_ok());
+        for names in [["z.folded", "z.folded"], ["z.folded", "./z.folded"]] {
+            let error = checked(names).expect_err("it is the same file").to_string();
+            assert!(error.contains("is written by two outputs"), "{error}");
+        }
+        assert!(check([Path::new("-"), Path::new("-")], None).is_err());
+    }
 
     /// Needs root, as strata does.
     #[test]

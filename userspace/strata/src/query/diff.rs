@@ -46,9 +46,7 @@ pub fn run(mut question: Question) -> Result<i32> {
         bail!("this would compare a profile with itself: choose another --baseline");
     }
     let user = User::of_recording(None)?;
-    for path in &question.outputs {
-        output::check(path, user.as_ref())?;
-    }
+    output::check(question.outputs.iter().map(PathBuf::as_path), user.as_ref())?;
     let detail = |selection: Selection| selection;
     let after = ask(&store, &mut question.whose, window, detail)?;
     if before.kind.is_none() {

@@ -109,9 +109,7 @@ pub fn run(mut question: Question) -> Result<i32> {
         return list(&store, &question);
     }
     let user = User::of_recording(None)?;
-    for (path, _) in &question.outputs {
-        output::check(path, user.as_ref())?;
-    }
+    output::check(question.outputs.iter().map(|(path, _)| path.as_path()), user.as_ref())?;
     let now = when::now();
     let window = Window::asked(question.from, question.to, now)?;
     let has_times = |(_, format): &Output| matches!(format, Format::Firefox | Format::PerfScript);

@@ -97,9 +97,7 @@ impl Signals {
 /// Records as planned. Everything that can fail early fails before sampling starts.
 pub async fn record(plan: &Plan) -> Result<Recorded> {
     let user = User::of_recording(plan.user.as_deref())?;
-    for file in plan.files()? {
-        output::check(&file.path, user.as_ref())?;
-    }
+    output::check(plan.files()?.iter().map(|file| file.path.as_path()), user.as_ref())?;
     for &pid in &plan.wanted.pids {
         anyhow::ensure!(
             std::path::Path::new(&format!("/proc/{pid}")).exists(),
