@@ -81,12 +81,12 @@ impl Quality {
         quality
     }
 
-    /// `5.3 % of stacks do not reach their start: node 96 %, orders 4 %`
+    /// `5.3 % of stacks do not reach their start (of these: node 96.0 %, orders 4.0 %)`
     fn incomplete_text(&self) -> Option<String> {
         text("stacks do not reach their start", self.incomplete, self.samples, &self.programs)
     }
 
-    /// `0.4 % of frames have no symbol: libfoo.so 60 %, generated code 40 %`
+    /// `0.4 % of frames have no symbol (of these: libfoo.so 60.0 %, generated code 40.0 %)`
     fn unnamed_text(&self) -> Option<String> {
         text("frames have no symbol", self.unnamed, self.frames, &self.files)
     }
@@ -109,7 +109,7 @@ fn text(what: &str, part: u64, all: u64, of: &[(String, u64)]) -> Option<String>
     };
     let of = of.iter().map(|(name, count)| format!("{name} {}", percent(*count, part)));
     let of = of.collect::<Vec<_>>().join(", ");
-    Some(format!("{} of {what}: {of}", percent(part, all)))
+    Some(format!("{} of {what} (of these: {of})", percent(part, all)))
 }
 
 #[cfg(test)]
@@ -127,8 +127,8 @@ mod tests {
         assert_eq!(
             lines(&profile),
             [
-                "10.0 % of stacks do not reach their start: node 90.0 %, shop 10.0 %",
-                "0.5 % of frames have no symbol: generated code 100.0 %"
+                "10.0 % of stacks do not reach their start (of these: node 90.0 %, shop 10.0 %)",
+                "0.5 % of frames have no symbol (of these: generated code 100.0 %)"
             ]
         );
         let whole = strata_profile::read(b"shop;main;serve 90\n").expect("it is folded stacks");
@@ -156,7 +156,7 @@ mod tests {
         builder.add_of(Kind::Exceptions, whole, labels, &[1_000_000]);
         assert_eq!(
             lines(&builder.finish()),
-            ["cpu: 10.0 % of stacks do not reach their start: shop 100.0 %"]
+            ["cpu: 10.0 % of stacks do not reach their start (of these: shop 100.0 %)"]
         );
     }
 }
