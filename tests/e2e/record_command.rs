@@ -127,6 +127,26 @@ fn a_command_is_profiled_from_its_start() -> Result<()> {
 }
 
 #[test]
+fn a_command_is_one_process_from_its_fork_to_its_end() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let recorded = strata::record()?.frequency(19_999).output("a.folded").shell("exit 0").run()?;
+    let (summary, folded) = (recorded.summary()?, recorded.text("a.folded")?);
+    println!("{folded}");
+    assert_eq!(summary.number("processes")?, 1.0);
+    assert!(folded.lines().all(|stack| stack.starts_with("sh;")), "the moments before its exec");
+    Ok(())
+}
+
+#[test]
+fn the_same_file_twice_is_refused_before_the_command_is_started() -> Result<()> {
+    let record = strata::record()?.output("./profile.pb.gz").shell("echo started");
+    let ended = Running::from_command(record.to_command()?)?.wait(Duration::from_secs(60))?;
+    assert_eq!((ended.status.code(), ended.stdout.as_str()), (Some(1), ""));
+    assert!(ended.stderr.contains("is written by two outputs"), "{}", ended.stderr);
+    Ok(())
+}
+
+#[test]
 fn children_are_followed_by_default() -> Result<()> {
     let _machine = machine::beside_others()?;
     let program = targets::c("forks").build()?;

@@ -2,8 +2,9 @@
 //!
 //! Under `sudo` that is the user who called it: profiling a program must not make it root.
 
-use std::ffi::{CString, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use strata_clr::environment::Variable;
@@ -12,6 +13,12 @@ use tokio::process::{Child, Command};
 use crate::priority::set_priority;
 use crate::user::{User, become_user};
 
+/// The name that the kernel gives the process at its exec: the file's, of which it keeps 15 bytes.
+fn comm_of(program: &OsStr) -> CString {
+    let name = Path::new(program).file_name().unwrap_or(program);
+    CString::new(name.as_bytes()).unwrap_or_default()
+}
+
 /// Starts the command, with these variables besides its usual ones. It shares strata's terminal,
 /// files and process group.
 pub fn start(command: &[OsString], user: Option<&User>, variables: &[Variable]) -> Result<Child> {
@@ -19,9 +26,12 @@ pub fn start(command: &[OsString], user: Option<&User>, variables: &[Variable]) 
     let mut starting = Command::new(program);
     starting.args(arguments).kill_on_drop(false);
     starting.envs(variables.iter().map(|variable| (variable.name, &variable.value)));
+    let name = comm_of(program);
     // SAFETY: only system calls that may follow a fork.
     unsafe {
-        starting.pre_exec(|| {
+        starting.pre_exec(move || {
+            // What is sampled between the fork and the exec is the command's, not a process `strata`.
+            libc::prctl(libc::PR_SET_NAME, name.as_ptr());
             set_priority(0);
             Ok(())
         });
