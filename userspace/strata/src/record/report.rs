@@ -275,7 +275,9 @@ impl Report<'_> {
             writeln!(out, "  process {pid} lacks events: {}", sanitize_for_terminal(why))?;
         }
         let AllWindows { sum, least } = totals.allocation_windows;
-        if sum > 0 {
+        // Another strata may record allocations of the same process.
+        let has_allocations = [Kind::Allocations, Kind::Heap].map(|kind| self.kinds.contains(kind));
+        if sum > 0 && has_allocations.contains(&true) {
             let windows = counted(sum, "window");
             writeln!(
                 out,
