@@ -130,11 +130,7 @@ impl Report<'_> {
             writeln!(out, "{}: {total} in {counted_samples}, {whose}", kind.info().title)?;
         }
         if samples == 0 && kind == Kind::Cpu {
-            writeln!(
-                out,
-                "no samples: the selected processes used no CPU time meanwhile (`strata stacks PID` \
-                 shows where they wait)"
-            )?;
+            writeln!(out, "{}", without_samples(self.frequency, self.command_exit.is_some()))?;
         }
         if samples == 0 && kind == Kind::Heap {
             writeln!(
@@ -471,6 +467,19 @@ impl Report<'_> {
 /// window.
 fn burst_error(windows: u64) -> f64 {
     200.0 / (windows.max(1) as f64).sqrt()
+}
+
+/// Why there are no samples of CPU time, and what helps.
+fn without_samples(frequency: u32, has_command_ended: bool) -> String {
+    let (who, advice) = match has_command_ended {
+        true => ("the command", "a higher --frequency samples short commands"),
+        false => ("the selected processes", "`strata stacks PID` shows where threads wait"),
+    };
+    let milliseconds = 1e3 / f64::from(frequency.max(1));
+    format!(
+        "no samples: {who} ran at no moment of sampling (every {milliseconds:.1} ms on each CPU): \
+         {advice}"
+    )
 }
 
 /// A sum in a readable unit.
