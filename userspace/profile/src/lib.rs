@@ -8,8 +8,8 @@
 //!   [`difference`] compares two profiles, for a differential flame graph and a table.
 //! - [`idle`] knows threads that wait for work. [`LateKey`] finds the symbol of a frame that was
 //!   known only after its profile was built.
-//! - [`summary`] is the text for a terminal, [`waits`] that of waits; [`text`] makes hostile names
-//!   harmless.
+//! - [`summary`] is the text for a terminal, [`waits`] that of waits, with [`processes`] in both;
+//!   [`text`] makes hostile names harmless.
 //! - [`Format`], [`write`] and [`read`] choose among them by file name.
 //!
 //! Invariant: names, comms and files belong to the programs that were profiled and are hostile.
@@ -35,6 +35,7 @@ mod model;
 pub mod pauses;
 pub mod perf_script;
 pub mod pprof;
+pub mod processes;
 pub mod summary;
 pub mod text;
 mod tree;

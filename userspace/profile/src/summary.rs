@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::kind::{FrameKind, base_name};
 use crate::model::{LocationId, Profile, StringId};
+use crate::processes::{MoreProcesses, ProcessShare, ProcessSums};
 
 /// The whole profile in a few lines.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -31,8 +32,9 @@ pub struct Summary {
     pub kinds: Vec<KindShare>,
     /// By self value, the largest first.
     pub top_functions: Vec<FunctionShare>,
-    /// The largest first.
+    /// The largest first; small ones of a name are one.
     pub top_processes: Vec<ProcessShare>,
+    pub more_processes: MoreProcesses,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -57,16 +59,6 @@ pub struct FunctionShare {
     pub total_percent: f64,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ProcessShare {
-    pub pid: Option<u32>,
-    pub name: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub container: String,
-    pub value: i64,
-    pub percent: f64,
-}
-
 /// The `most` largest functions and processes by one sample type.
 #[must_use]
 pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Summary {
@@ -75,7 +67,7 @@ pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Summary 
     let mut all = vec![0_i64; functions.list.len()];
     let mut last_seen = vec![0_usize; functions.list.len()];
     let mut kinds: HashMap<FrameKind, i64> = HashMap::new();
-    let mut processes: HashMap<(Option<u32>, StringId), (i64, StringId)> = HashMap::new();
+    let mut processes = ProcessSums::default();
     let mut total = 0_i64;
     for (number, sample) in (1..).zip(profile.samples()) {
         let value = sample.values.get(sample_type).copied().unwrap_or(0);
@@ -83,10 +75,7 @@ pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Summary 
             continue;
         }
         total = total.saturating_add(value);
-        let identity = profile.identity(sample.labels);
-        let process = processes.entry((identity.pid, identity.process)).or_default();
-        process.0 = process.0.saturating_add(value);
-        process.1 = identity.container;
+        processes.add(&profile.identity(sample.labels), value);
         let mut is_leaf = true;
         for location in profile.stack(sample.stack) {
             for &function in functions.at(location) {
@@ -113,39 +102,21 @@ pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Summary 
         .map(|(kind, value)| KindShare { kind, value, percent: percent(value) })
         .collect();
     kinds.sort_by_key(|share| (Reverse(share.value), share.kind));
+    let count = processes.count();
+    let (top_processes, more_processes) = processes.top(profile, total, most);
     Summary {
         sample_type: profile.string(shown.name).to_owned(),
         unit: profile.string(shown.unit).to_owned(),
         total,
         samples: profile.samples_beside(sample_type).map(|counting| profile.total(counting)),
         duration_nanos: profile.duration_nanos,
-        processes: processes.len(),
+        processes: count,
         functions: all.iter().filter(|&&value| value > 0).count(),
         kinds,
         top_functions: functions.top(profile, &own, &all, most, percent),
-        top_processes: top_processes(profile, processes, most, percent),
+        top_processes,
+        more_processes,
     }
-}
-
-fn top_processes(
-    profile: &Profile,
-    processes: HashMap<(Option<u32>, StringId), (i64, StringId)>,
-    most: usize,
-    percent: impl Fn(i64) -> f64,
-) -> Vec<ProcessShare> {
-    let mut list: Vec<_> = processes.into_iter().collect();
-    list.sort_by_key(|&((pid, name), (value, _))| (Reverse(value), pid, profile.string(name)));
-    list.truncate(most);
-    let share = |((pid, name), (value, container)): ((Option<u32>, StringId), (i64, StringId))| {
-        ProcessShare {
-            pid,
-            name: profile.string(name).to_owned(),
-            container: profile.string(container).to_owned(),
-            value,
-            percent: percent(value),
-        }
-    };
-    list.into_iter().map(share).collect()
 }
 
 fn add(sums: &mut [i64], place: usize, value: i64) {

@@ -9,19 +9,21 @@ use std::cmp::Reverse;
 use hashbrown::HashMap;
 use serde::Serialize;
 
-use crate::identity::Identity;
 use crate::idle;
 use crate::kind::{FrameKind, base_name};
 use crate::model::{LabelValue, Profile, Sample, StringId};
+use crate::processes::{MoreProcesses, ProcessShare, ProcessSums};
 
 /// Sums by what waits, each with the largest first.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Waits {
     pub functions: Vec<WaitShare>,
-    /// Of threads that did not run. Without a name: a page fault, or a thread that was preempted.
+    /// Of threads that did not run. Without a name: a page fault, or a thread that was
+    /// preempted or stopped.
     pub system_calls: Vec<WaitShare>,
     /// The same by process, where a profile has processes.
-    pub processes: Vec<ProcessWaits>,
+    pub processes: Vec<ProcessShare>,
+    pub more_processes: MoreProcesses,
     pub states: Vec<WaitShare>,
     /// Kinds of threads that waited for work; their waits are in none of the other lists but
     /// `states`.
@@ -34,14 +36,6 @@ pub struct WaitShare {
     /// The file of a function's code, without folders; empty if unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub module: String,
-    pub value: i64,
-    pub percent: f64,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ProcessWaits {
-    pub name: String,
-    pub pid: Option<u32>,
     pub value: i64,
     pub percent: f64,
 }
@@ -115,7 +109,7 @@ const PYTHON_LIBRARY: [&str; 2] = ["/lib/python", ":<frozen "];
 #[must_use]
 pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Waits {
     let mut functions: HashMap<(StringId, StringId), i64> = HashMap::new();
-    let mut processes: HashMap<(Option<u32>, StringId), i64> = HashMap::new();
+    let mut processes = ProcessSums::default();
     let [mut calls, mut states, mut idle]: [HashMap<StringId, i64>; 3] = Default::default();
     let mut total = 0_i64;
     let is_of_bridge =
@@ -142,8 +136,7 @@ pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Waits {
         }
         if profile.string(state) != RUNNING {
             add(calls.entry(call).or_default(), value);
-            let Identity { pid, process, .. } = profile.identity(sample.labels);
-            add(processes.entry((pid, process)).or_default(), value);
+            processes.add(&profile.identity(sample.labels), value);
         }
         let managed = if is_of_bridge { managed_function(profile, &sample) } else { None };
         let function = managed.unwrap_or_else(|| waiting_function(profile, &sample));
@@ -167,24 +160,13 @@ pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Waits {
     let named = |sums: HashMap<StringId, i64>| {
         sums.into_iter().map(|(name, value)| ((name, StringId::default()), value)).collect()
     };
-    let has_process =
-        |(pid, name): (Option<u32>, StringId)| pid.is_some() || name != StringId::default();
-    let mut processes: Vec<ProcessWaits> = processes
-        .into_iter()
-        .filter(|(process, _)| has_process(*process))
-        .map(|((pid, name), value)| ProcessWaits {
-            name: profile.string(name).to_owned(),
-            pid,
-            value,
-            percent: percent(value),
-        })
-        .collect();
-    processes.sort_by(|a, b| Reverse(a.value).cmp(&Reverse(b.value)).then(a.pid.cmp(&b.pid)));
-    processes.truncate(most);
+    processes.retain_known();
+    let (processes, more_processes) = processes.top(profile, total, most);
     Waits {
         functions: ranked(functions.into_iter().collect()),
         system_calls: ranked(named(calls)),
         processes,
+        more_processes,
         states: ranked(named(states)),
         idle: ranked(named(idle)),
     }

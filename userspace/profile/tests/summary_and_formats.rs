@@ -39,6 +39,39 @@ fn processes_and_kinds_are_summed() {
 }
 
 #[test]
+fn many_small_processes_of_a_name_are_one_row_and_all_rows_add_up() {
+    let mut builder = recording();
+    let shell = builder.thread(7, 7, "sh", "sh", "");
+    add(&mut builder, shell, &["main"], 60);
+    // The shell's process executes another program, and keeps its id.
+    let server = builder.thread(7, 7, "server", "server", "");
+    add(&mut builder, server, &["main"], 200);
+    for pid in 100..1_040 {
+        let short = builder.thread(pid, pid, "true", "true", "");
+        add(&mut builder, short, &["main"], 1);
+    }
+    let large = builder.thread(50, 50, "true", "true", "");
+    add(&mut builder, large, &["main"], 300);
+    let profile = builder.finish();
+    let summary = summary::summarize(&profile, 0, 3);
+    assert_eq!(summary.processes, 942);
+    let rows: Vec<_> = summary
+        .top_processes
+        .iter()
+        .map(|row| (&*row.name, row.pid, row.processes, row.value))
+        .collect();
+    assert_eq!(
+        rows,
+        [("true", None, 940, 940), ("true", Some(50), 1, 300), ("server", Some(7), 1, 200)]
+    );
+    let more = summary.more_processes;
+    assert_eq!((more.processes, more.percent), (1, 4.0));
+    // Where all have room they have rows of their own.
+    let rows = summary::summarize(&profile, 0, 1_000).top_processes;
+    assert!(rows.len() == 943 && rows.iter().all(|row| row.pid.is_some()));
+}
+
+#[test]
 fn the_same_stack_with_the_same_labels_adds_up() {
     let mut builder = recording();
     let thread = builder.thread(1, 1, "app", "app", "");

@@ -14,6 +14,7 @@ mod losses;
 mod output;
 mod printing;
 mod priority;
+mod processes;
 mod ps;
 mod query;
 mod record;

@@ -7,10 +7,11 @@ use strata_profile::Profile;
 use strata_profile::text::{sanitize_for_terminal, shortened};
 use strata_profile::waits::{self, WaitShare, Waits};
 
+use crate::processes;
 use crate::terminal::cut;
 
 /// Waits outside of a system call.
-const NO_CALL: &str = "(none: page faults, and threads that were preempted)";
+const NO_CALL: &str = "(none: page faults, and stopped or preempted threads)";
 
 /// The kind of a sample type whose values are waits, with the `most` largest of each list.
 pub fn of_type(profile: &Profile, sample_type: usize, most: usize) -> Option<(Kind, Waits)> {
@@ -62,12 +63,7 @@ pub fn print(
     }
     if waits.processes.len() > 1 {
         writeln!(out, "\n waits  process")?;
-        for process in &waits.processes {
-            let pid = process.pid.map(|pid| format!(" [{pid}]")).unwrap_or_default();
-            let name = sanitize_for_terminal(&process.name);
-            let line = format!("{:5.1}%  {}{pid}", process.percent, shortened(&name, 90));
-            writeln!(out, "{}", cut(&line, width))?;
-        }
+        processes::print(&waits.processes, waits.more_processes, width, out)?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! The report at the end of a recording: as text, and as JSON for scripts.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,7 +20,7 @@ use super::quality;
 use crate::losses::{Running, advice, cause_of, losses};
 use crate::printing::grouped;
 use crate::terminal::{columns, counted, cut};
-use crate::waits;
+use crate::{processes, waits};
 use strata_agent::engine::Engine;
 use strata_agent::kernel::introspect;
 use strata_agent::managed::events::AllWindows;
@@ -111,10 +112,13 @@ impl Report<'_> {
         let summary = self.summary(kind);
         let width = columns(&std::io::stderr());
         let samples = self.engine.aggregate.samples_of(kind);
+        // A thread that is renamed is listed again.
+        let threads = self.profile.threads().iter().map(|thread| (thread.pid, thread.tid));
+        let threads: BTreeSet<_> = threads.collect();
         let whose = format!(
             "{}, {}",
             counted(summary.processes as u64, "process"),
-            counted(self.profile.threads().len() as u64, "thread"),
+            counted(threads.len() as u64, "thread"),
         );
         let seconds = self.length.as_secs_f64();
         let counted_samples = counted(samples, "sample");
@@ -164,18 +168,7 @@ impl Report<'_> {
         // Waits have a list of their own.
         if summary.top_processes.len() > 1 && kind.info().shape != Shape::Blocked {
             writeln!(out, "\n {:>5}   process", kind.name())?;
-            for process in &summary.top_processes {
-                let pid = process.pid.map(|pid| format!(" [{pid}]")).unwrap_or_default();
-                let container = process.container.get(..12).unwrap_or(&process.container);
-                let container =
-                    if container.is_empty() { String::new() } else { format!("  in {container}") };
-                writeln!(
-                    out,
-                    "{:5.1}%  {}{pid}{container}",
-                    process.percent,
-                    sanitize_for_terminal(&process.name),
-                )?;
-            }
+            processes::print(&summary.top_processes, summary.more_processes, width, out)?;
         }
         Ok(())
     }
@@ -352,6 +345,7 @@ impl Report<'_> {
                     "pid": process.pid,
                     "name": process.name,
                     "container": process.container,
+                    "processes": process.processes,
                     "percent": process.percent,
                 })
             })
@@ -379,6 +373,7 @@ impl Report<'_> {
             "problems": self.shortfalls.problems,
             "top_functions": functions,
             "top_processes": processes,
+            "more_processes": summary.more_processes,
             "outputs": outputs,
             "errors": self.failures,
             "command_exit": self.command_exit,
