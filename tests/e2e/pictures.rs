@@ -134,7 +134,8 @@ fn what_is_pointed_at_stays_in_view_and_nothing_is_cut_at_the_edge() -> Result<(
         return !e.closest('[style*=\"display: none\"]') && e.getBoundingClientRect().width > 0; \
         }).map(function (e) { return e.getBoundingClientRect().right; }); \
         document.documentElement.setAttribute('data-edge', \
-        Math.max.apply(null, right) + ' ' + window.innerWidth + ' ' + window.scrollY);";
+        Math.max.apply(null, right) + ' ' + document.documentElement.clientWidth + ' ' + window.scrollY \
+        + ' ' + document.documentElement.scrollWidth + ' ' + window.innerWidth);";
     for width in [500, 700, 1000, 1600] {
         let document = look(&picture, "#q=main", width, script)?;
         let edge = document.split("data-edge=\"").nth(1).and_then(|rest| rest.split('"').next());
@@ -143,6 +144,7 @@ fn what_is_pointed_at_stays_in_view_and_nothing_is_cut_at_the_edge() -> Result<(
         println!("{width}: {edge:?}");
         assert!(edge[0] <= edge[1] + 0.5, "something ends at {} of {}", edge[0], edge[1]);
         assert!(edge[2] > 0.0, "the picture is higher than the window");
+        assert!(edge[3] <= edge[1] && edge[1] < edge[4], "only the vertical scroll bar is there");
         let head = format!("id=\"head\" transform=\"translate(0 {})", edge[2]);
         assert!(document.contains(&head), "the head does not follow");
     }

@@ -83,11 +83,13 @@
   }
 
   function fit() {
-    width = Math.max(480, window.innerWidth || 1200);
     var deepest = frames.reduce(function (y, f) { return Math.max(y, f.y); }, top);
     var height = deepest + row + foot;
-    svg.setAttribute("width", width);
+    // The height decides whether there is a scroll bar, which takes from the width.
+    svg.setAttribute("width", "100%");
     svg.setAttribute("height", height);
+    width = Math.max(480, svg.clientWidth || window.innerWidth || 1200);
+    svg.setAttribute("width", width);
     svg.setAttribute("viewBox", "0 0 " + width + " " + height);
     // In a narrow window the title has the first line to itself, and the controls the second.
     var room = Number(controls.getAttribute("width")), isNarrow = width < 2 * room;
