@@ -31,7 +31,7 @@ pub struct MoreProcesses {
     pub percent: f64,
 }
 
-/// A process that has less than one part in so many of the total is small.
+/// A process that has less than one part in so many of the total is small wherever not all have a row.
 const SMALL: i64 = 100;
 
 /// A process by its id and name: a process that executes another program has a row for each.
@@ -59,6 +59,13 @@ impl ProcessSums {
         ids.len() + self.0.keys().filter(|(pid, _)| pid.is_none()).count()
     }
 
+    /// The largest value that has no room among the `most` largest.
+    fn largest_without_row(&self, most: usize) -> Option<i64> {
+        let mut values: Vec<_> = self.0.values().map(|(value, _)| *value).collect();
+        values.sort_unstable_by_key(|value| Reverse(*value));
+        values.get(most).copied()
+    }
+
     /// The `most` largest in shares of `total`, the largest first.
     pub(crate) fn top(
         self,
@@ -66,11 +73,13 @@ impl ProcessSums {
         total: i64,
         most: usize,
     ) -> (Vec<ProcessShare>, MoreProcesses) {
-        let all = self.0.len();
+        let without_row = self.largest_without_row(most);
+        let is_small =
+            |value| without_row.is_some_and(|largest| value <= largest || value < total / SMALL);
         let mut small: HashMap<(StringId, StringId), Vec<(Key, i64)>> = HashMap::new();
         let mut rows = Vec::new();
         for (key, (value, container)) in self.0 {
-            if all > most && value < total / SMALL {
+            if is_small(value) {
                 small.entry((key.1, container)).or_default().push((key, value));
             } else {
                 rows.push(Row { key, container, processes: 1, value });

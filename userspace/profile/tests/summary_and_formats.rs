@@ -72,6 +72,19 @@ fn many_small_processes_of_a_name_are_one_row_and_all_rows_add_up() {
 }
 
 #[test]
+fn processes_of_one_sample_each_are_summed_however_large_their_shares_are() {
+    let mut builder = recording();
+    for pid in 1..=20 {
+        let name = if pid % 2 == 0 { "sh" } else { "true" };
+        let thread = builder.thread(pid, pid, name, name, "");
+        add(&mut builder, thread, &["main"], if pid == 2 { 5 } else { 1 });
+    }
+    let rows = summary::summarize(&builder.finish(), 0, 10).top_processes;
+    let rows: Vec<_> = rows.iter().map(|row| (&*row.name, row.pid, row.processes)).collect();
+    assert_eq!(rows, [("true", None, 10), ("sh", None, 9), ("sh", Some(2), 1)]);
+}
+
+#[test]
 fn the_same_stack_with_the_same_labels_adds_up() {
     let mut builder = recording();
     let thread = builder.thread(1, 1, "app", "app", "");
