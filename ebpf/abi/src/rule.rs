@@ -164,6 +164,9 @@ pub const FLAG_FP_SAVED: u8 = 8;
 pub const FLAG_EXTRA_SAVED: u8 = 16;
 /// The return address is not where calls leave it but at CFA + `ra_offset`.
 pub const FLAG_RA_OFFSET: u8 = 32;
+/// `index_register` times `index_scale` is added to `base + cfa_offset` (hand-written assembly that keeps
+/// the caller's stack pointer behind an array).
+pub const FLAG_INDEXED: u8 = 64;
 
 /// A whole rule, as the kernel's rule array holds it.
 ///
@@ -173,17 +176,17 @@ pub const FLAG_RA_OFFSET: u8 = 32;
 pub struct Rule {
     pub packed: Packed,
     /// DWARF number of the register the CFA counts from. Registers other than the stack pointer,
-    /// the frame pointer and the extra one are known in leaf frames only.
+    /// the frame pointer and the extra one are known in leaf frames and their callers only.
     pub base: u8,
     pub flags: u8,
     pub ra_register: u8,
-    pub reserved: u8,
+    pub index_register: u8,
     pub cfa_offset: i32,
     pub deref_add: i32,
     pub fp_offset: i32,
     pub extra_offset: i32,
     pub ra_offset: i32,
-    pub reserved2: u32,
+    pub index_scale: u32,
 }
 
 const _: () = assert!(size_of::<Rule>() == 32);
@@ -197,13 +200,13 @@ impl Rule {
             base: 0,
             flags: 0,
             ra_register: 0,
-            reserved: 0,
+            index_register: 0,
             cfa_offset: 0,
             deref_add: 0,
             fp_offset: 0,
             extra_offset: 0,
             ra_offset: 0,
-            reserved2: 0,
+            index_scale: 0,
         }
     }
 

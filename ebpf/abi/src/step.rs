@@ -23,21 +23,27 @@ pub struct Frame {
     pub extra: u64,
     /// Where it is saved; read only when a rule asks for it.
     pub extra_at: u64,
-    /// Address of the ucontext's registers when this frame was interrupted by a signal.
+    /// Address of the ucontext's registers when this frame, or its callee, was interrupted by a signal.
     pub context: u64,
-    /// 1 when `pc` is the instruction itself and all registers are known.
+    /// [`EXACT`], [`CALLED`] or 0.
     pub exact: u64,
     /// 1 when this frame was reached by following a frame pointer.
     pub by_pointer: u64,
 }
+
+/// `pc` is the instruction itself, and all registers are known.
+pub const EXACT: u64 = 1;
+/// The caller of such a frame: its rules may name any register, because only assembly has a frame that
+/// depends on one which calls need not keep, and calls nothing there that changes it.
+pub const CALLED: u64 = 2;
 
 /// What the step needs of the world it runs in.
 pub trait Machine {
     fn read(&mut self, address: u64) -> Option<u64>;
     /// The whole rule behind an extended word.
     fn extended(&mut self, number: u16) -> Option<Rule>;
-    /// A register of the interrupted thread, by its DWARF number; asked for in the first
-    /// frame only.
+    /// A register of the interrupted thread, by its DWARF number; asked for in the first two
+    /// frames only.
     fn register(&mut self, number: u8) -> Option<u64>;
     /// The code around a pc; asked for in exact frames, and where only a frame pointer is known.
     fn code(&mut self, pc: u64) -> Option<Code>;
@@ -47,7 +53,7 @@ pub trait Machine {
 #[inline(always)]
 #[must_use]
 pub fn lookup_pc(frame: &Frame) -> u64 {
-    frame.pc.wrapping_sub(1 - (frame.exact & 1))
+    frame.pc.wrapping_sub(1 - (frame.exact & EXACT))
 }
 
 /// Moves `frame` to its caller by `word`; `Some` when the stack ends at this frame.

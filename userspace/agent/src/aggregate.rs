@@ -333,9 +333,7 @@ impl Aggregate {
         if words.flags & FLAG_KERNEL_CUT != 0 {
             push(CodeAddress::Marker(Marker::Truncated));
         }
-        for &word in words.user {
-            push(CodeAddress::of_user(word, space, image, words.era));
-        }
+        CodeAddress::of_user(words.user, space, image, words.era).for_each(&mut push);
         if let Some(marker) = CodeAddress::of_end(words.end) {
             push(marker);
         }

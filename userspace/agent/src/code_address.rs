@@ -51,8 +51,22 @@ impl CodeAddress {
         Self::Kernel(if leaf { address } else { address.wrapping_sub(1) })
     }
 
-    /// The code address of a user frame in a record.
-    pub fn of_user(word: u64, space: &Space, image: ImageId, era: u32) -> Self {
+    /// The code addresses of the user frames in a record.
+    pub fn of_user<'a>(
+        words: &'a [u64],
+        space: &'a Space,
+        image: ImageId,
+        era: u32,
+    ) -> impl Iterator<Item = Self> + 'a {
+        let callers = words.iter().skip(1).copied().chain([0]);
+        words.iter().zip(callers).map(move |(word, caller)| {
+            // What a signal returns to was not called: the kernel has put its first instruction's address
+            // there.
+            Self::of_frame(word | caller & FRAME_EXACT, space, image, era)
+        })
+    }
+
+    fn of_frame(word: u64, space: &Space, image: ImageId, era: u32) -> Self {
         let pc = word & FRAME_ADDRESS;
         let address = if word & FRAME_EXACT != 0 { pc } else { pc.wrapping_sub(1) };
         let Some(mapping) = space.mapping_of(address) else {

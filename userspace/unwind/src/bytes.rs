@@ -15,7 +15,7 @@ use crate::table::{Load, Piece, Statistics, UnwindTable};
 
 const MAGIC: [u8; 8] = *b"strataUT";
 /// Changes with this format, with the meaning of rules, and with how tables are built.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 const HEADER: usize = 8 + 4 + 4 + 8 + 8;
 const RULE_WORDS: usize = size_of::<Rule>() / 4;
@@ -160,11 +160,11 @@ impl Writer {
 
     fn rule(&mut self, rule: &Rule) {
         self.u32(rule.packed.0);
-        self.0.extend_from_slice(&[rule.base, rule.flags, rule.ra_register, rule.reserved]);
+        self.0.extend_from_slice(&[rule.base, rule.flags, rule.ra_register, rule.index_register]);
         let offsets =
             [rule.cfa_offset, rule.deref_add, rule.fp_offset, rule.extra_offset, rule.ra_offset];
         offsets.iter().for_each(|offset| self.u32(*offset as u32));
-        self.u32(rule.reserved2);
+        self.u32(rule.index_scale);
     }
 }
 
@@ -198,19 +198,20 @@ impl<'a> Reader<'a> {
         let mut rules = Vec::new();
         for number in 0..count {
             let packed = Packed(self.u32()?);
-            let [base, flags, ra_register, reserved] = self.0.array().ok_or(FormatError::Size)?;
+            let [base, flags, ra_register, index_register] =
+                self.0.array().ok_or(FormatError::Size)?;
             let rule = Rule {
                 packed,
                 base,
                 flags,
                 ra_register,
-                reserved,
+                index_register,
                 cfa_offset: self.i32()?,
                 deref_add: self.i32()?,
                 fp_offset: self.i32()?,
                 extra_offset: self.i32()?,
                 ra_offset: self.i32()?,
-                reserved2: self.u32()?,
+                index_scale: self.u32()?,
             };
             check_rule(&rule, number)?;
             rules.push(rule);
@@ -267,15 +268,17 @@ fn check_rule(rule: &Rule, number: u32) -> Result<(), FormatError> {
         | rule::FLAG_RA_IN_REGISTER
         | rule::FLAG_FP_SAVED
         | rule::FLAG_EXTRA_SAVED
-        | rule::FLAG_RA_OFFSET;
+        | rule::FLAG_RA_OFFSET
+        | rule::FLAG_INDEXED;
     let kind = rule.packed.kind();
     let known = if kind == Kind::Extended as u32 {
         rule.packed.field() == number
             && rule.base < register::COUNT
             && rule.ra_register < register::COUNT
             && rule.flags & !FLAGS == 0
-            && rule.reserved == 0
-            && rule.reserved2 == 0
+            && rule.index_register < register::COUNT
+            && (rule.flags & rule::FLAG_INDEXED != 0
+                || (rule.index_register, rule.index_scale) == (0, 0))
     } else {
         let field = rule.packed.field();
         let field_is_known = if kind == Kind::Sp as u32 || kind == Kind::Fp as u32 {

@@ -57,7 +57,7 @@ pub fn unwind(
         sp: registers[register::SP as usize],
         fp: registers[register::FP as usize],
         extra: registers[register::EXTRA as usize],
-        exact: 1,
+        exact: step::EXACT,
         ..Frame::default()
     };
     for _ in 0..max_frames {
@@ -134,7 +134,7 @@ const MAX_STACK: u64 = 1 << 30;
 
 fn encode(frame: &Frame) -> u64 {
     frame.pc & FRAME_ADDRESS
-        | if frame.exact != 0 { FRAME_EXACT } else { 0 }
+        | if frame.exact & step::EXACT != 0 { FRAME_EXACT } else { 0 }
         | if frame.by_pointer != 0 { FRAME_BY_POINTER } else { 0 }
 }
 

@@ -313,9 +313,8 @@ impl Engine {
             return;
         };
         let user = stack_of_event(header, words.user, space);
-        let mut stack: Vec<CodeAddress> = { user.iter() }
-            .map(|word| CodeAddress::of_user(*word, space, thread.image, words.era))
-            .collect();
+        let mut stack: Vec<CodeAddress> =
+            CodeAddress::of_user(user, space, thread.image, words.era).collect();
         stack.extend(CodeAddress::of_end(words.end));
         // So that what is asked about them is known when they are shown.
         self.aggregate.note_addresses(&stack);

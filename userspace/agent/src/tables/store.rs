@@ -494,13 +494,13 @@ impl Store {
 fn rule_words(rule: &Rule) -> [u32; WORDS_PER_RULE] {
     [
         rule.packed.0,
-        u32::from_ne_bytes([rule.base, rule.flags, rule.ra_register, 0]),
+        u32::from_ne_bytes([rule.base, rule.flags, rule.ra_register, rule.index_register]),
         rule.cfa_offset as u32,
         rule.deref_add as u32,
         rule.fp_offset as u32,
         rule.extra_offset as u32,
         rule.ra_offset as u32,
-        0,
+        rule.index_scale,
     ]
 }
 

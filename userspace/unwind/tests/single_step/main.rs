@@ -94,6 +94,13 @@ fn every_instruction_of_a_static_program_has_the_right_stack() {
 }
 
 #[test]
+fn every_instruction_of_hand_written_assembly_has_the_right_stack() {
+    let directory = tempfile::tempdir().unwrap();
+    let build = compile(directory.path(), compiler("gcc", &[], "shapes_assembly.S"), "assembly");
+    assert_all_right("assembly", build, 1_000, |_| {});
+}
+
+#[test]
 fn every_instruction_of_musl_programs_has_the_right_stack() {
     let directory = tempfile::tempdir().unwrap();
     let build = compile(

@@ -4,7 +4,7 @@ use super::epilogue;
 use super::register;
 use crate::record::End;
 use crate::rule::{self, Kind, Packed};
-use crate::step::{Frame, Machine};
+use crate::step::{EXACT, Frame, Machine};
 
 /// Offsets in the ucontext that the kernel pushes for a signal (x86-64:
 /// arch/x86/include/uapi/asm/sigcontext.h, `struct sigcontext_64` behind 40 bytes of
@@ -36,7 +36,7 @@ mod ucontext {
 #[inline(always)]
 pub fn step<M: Machine>(machine: &mut M, frame: &mut Frame, word: Packed) -> Option<End> {
     if word.checks_epilogue()
-        && frame.exact & 1 != 0
+        && frame.exact & EXACT != 0
         && let Some(code) = machine.code(frame.pc)
         && let Some(epilogue) = epilogue::at(&code)
     {
@@ -106,8 +106,11 @@ fn arrive(frame: &mut Frame, pc: u64, sp: u64) -> Option<End> {
     }
     frame.pc = pc;
     frame.sp = sp;
-    frame.exact = 0;
-    frame.context = 0;
+    // An exact frame's caller is `CALLED`.
+    frame.exact = (frame.exact & EXACT) << 1;
+    if frame.exact == 0 {
+        frame.context = 0;
+    }
     frame.by_pointer = 0;
     None
 }
@@ -151,11 +154,12 @@ fn follow_frame_pointer<M: Machine>(
     other_stack: bool,
 ) -> Option<End> {
     let fp = frame.fp;
-    // The ABI marks the outermost frame with a frame pointer of zero. Where the thread was interrupted
-    // the register may hold any number, unless a rule says that it has just been set.
+    // The ABI marks the outermost frame with a frame pointer of zero. That is the end of a chain, which has
+    // led here; where none has, and no rule says that it has just been set, the register may hold any number,
+    // such as that of `_start`, which nothing has changed since in a program without frame pointers.
     if fp == 0 {
-        let is_any = frame.exact & 1 != 0 && !other_stack;
-        return Some(if is_any { End::BrokenChain } else { End::Complete });
+        let is_chain = frame.by_pointer != 0 || other_stack;
+        return Some(if is_chain { End::Complete } else { End::BrokenChain });
     }
     if fp & 7 != 0 || (!other_stack && (fp.wrapping_sub(frame.sp) as i64) < 0) {
         return Some(End::BrokenChain);
@@ -183,7 +187,7 @@ fn leave_signal<M: Machine>(machine: &mut M, frame: &mut Frame) -> Option<End> {
     frame.extra_at = at.wrapping_add(ucontext::RBX);
     let end = arrive(frame, pc, sp);
     frame.context = at.wrapping_add(ucontext::REGISTERS);
-    frame.exact = 1;
+    frame.exact = EXACT;
     end
 }
 
@@ -203,7 +207,7 @@ fn any_register<M: Machine>(machine: &mut M, frame: &Frame, number: u8) -> Optio
     if number == register::RBX {
         return extra(machine, frame);
     }
-    if frame.exact & 1 == 0 || number >= register::COUNT {
+    if frame.exact == 0 || number >= register::COUNT {
         return None;
     }
     if frame.context != 0 {
@@ -221,6 +225,12 @@ fn extended_step<M: Machine>(machine: &mut M, frame: &mut Frame, word: Packed) -
         return Some(End::UnsupportedRule);
     };
     let mut cfa = base.wrapping_add(rule.cfa_offset as i64 as u64);
+    if rule.flags & rule::FLAG_INDEXED != 0 {
+        let Some(index) = any_register(machine, frame, rule.index_register) else {
+            return Some(End::UnsupportedRule);
+        };
+        cfa = cfa.wrapping_add(index.wrapping_mul(rule.index_scale as u64));
+    }
     if rule.flags & rule::FLAG_DEREF != 0 {
         match machine.read(cfa) {
             Some(value) => cfa = value.wrapping_add(rule.deref_add as i64 as u64),

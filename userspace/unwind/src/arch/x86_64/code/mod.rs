@@ -21,7 +21,7 @@ use crate::arch::Undescribed;
 use crate::coverage::Proposal;
 use crate::limits::Limits;
 use crate::rules::{self, Rules};
-use regions::{Region, Regions, STARTS, SWITCHES, known_code};
+use regions::{Bodies, Region, Regions, STARTS, SWITCHES, known_code};
 use state::{Doubt, State};
 use strata_bytes::ReadAt;
 
@@ -34,6 +34,7 @@ struct Starts {
     entry: u64,
     /// Functions by the file's symbols and data, sorted.
     functions: Vec<u64>,
+    bodies: Bodies,
     /// Places at which described code runs on into code that is not, and the rule there.
     continued: Vec<(u64, u16)>,
 }
@@ -59,7 +60,8 @@ pub(crate) fn propose<R: ReadAt + ?Sized>(
     if let Some(builtins) = &known.builtins {
         regions.leave_out(builtins);
     }
-    let starts = Starts { entry: elf.entry, continued, functions: known.functions };
+    let starts =
+        Starts { entry: elf.entry, continued, functions: known.functions, bodies: known.bodies };
     Some(derive(regions, &starts, limits.max_work, rules))
 }
 
@@ -82,7 +84,7 @@ fn derive(
     for address in &starts.functions {
         analysis.start_at(&mut regions, *address, State::ENTRY);
     }
-    for address in call_targets(&regions, &starts.functions, &mut analysis.work) {
+    for address in call_targets(&regions, starts, &mut analysis.work) {
         analysis.start_at(&mut regions, address, State::ENTRY);
     }
     for (address, rule) in &starts.continued {
@@ -268,7 +270,8 @@ impl Analysis {
 }
 
 /// Functions that are called or have their address taken, by decoding everything once in order.
-fn call_targets(regions: &Regions, functions: &[u64], work: &mut u64) -> Vec<u64> {
+fn call_targets(regions: &Regions, starts: &Starts, work: &mut u64) -> Vec<u64> {
+    let Starts { functions, bodies, .. } = starts;
     let mut targets = Vec::new();
     let mut instruction = Instruction::default();
     for region in &regions.list {
@@ -286,7 +289,7 @@ fn call_targets(regions: &Regions, functions: &[u64], work: &mut u64) -> Vec<u64
                 decoder.decode_out(&mut instruction);
                 let next = (instruction.next_ip() - region.start) as usize;
                 if instruction.mnemonic() != Mnemonic::Call || !region.pops_at(next) {
-                    targets.extend(function_named_by(&instruction));
+                    targets.extend(function_named_by(&instruction, bodies));
                 }
             }
             from = to;
@@ -298,17 +301,18 @@ fn call_targets(regions: &Regions, functions: &[u64], work: &mut u64) -> Vec<u64
 }
 
 /// The function that an instruction calls, or takes the address of.
-fn function_named_by(instruction: &Instruction) -> Option<u64> {
+fn function_named_by(instruction: &Instruction, bodies: &Bodies) -> Option<u64> {
+    // Labels within a function have their address taken too, but are rarely aligned.
+    let is_function = |at: &u64| at.is_multiple_of(ALIGNMENT) && !bodies.hold(*at);
     match instruction.mnemonic() {
         Mnemonic::Call if instruction.op0_kind() == OpKind::NearBranch64 => {
             Some(instruction.near_branch_target())
         }
-        // Labels within a function have their address taken too, but are rarely aligned.
         Mnemonic::Lea if instruction.is_ip_rel_memory_operand() => {
-            Some(instruction.ip_rel_memory_address()).filter(|at| at.is_multiple_of(ALIGNMENT))
+            Some(instruction.ip_rel_memory_address()).filter(is_function)
         }
         Mnemonic::Mov if instruction.op1_kind() == OpKind::Immediate32 => {
-            Some(u64::from(instruction.immediate32())).filter(|at| at.is_multiple_of(ALIGNMENT))
+            Some(u64::from(instruction.immediate32())).filter(is_function)
         }
         _ => None,
     }

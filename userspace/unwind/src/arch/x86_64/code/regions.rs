@@ -196,8 +196,37 @@ impl Regions {
 pub(crate) struct Known {
     /// Addresses of functions, sorted.
     pub functions: Vec<u64>,
+    pub bodies: Bodies,
     /// Code whose calls do not leave RSP as it was: see [`is_builtin`].
     pub builtins: Option<Range<u64>>,
+}
+
+/// The code of the functions whose symbols say how long they are, sorted. An address within one that
+/// something takes is a label there, not a function.
+#[derive(Default)]
+pub(crate) struct Bodies(Vec<Range<u64>>);
+
+impl Bodies {
+    /// Without those that others hold.
+    fn new(mut bodies: Vec<Range<u64>>) -> Self {
+        bodies.sort_unstable_by_key(|body| (body.start, std::cmp::Reverse(body.end)));
+        let mut end = 0;
+        bodies.retain(|body| {
+            let reaches_further = body.end > end;
+            end = end.max(body.end);
+            reaches_further
+        });
+        Self(bodies)
+    }
+
+    /// Whether one holds this address, behind its first instruction.
+    pub fn hold(&self, address: u64) -> bool {
+        let after = self.0.partition_point(|body| body.start < address);
+        after
+            .checked_sub(1)
+            .and_then(|last| self.0.get(last))
+            .is_some_and(|body| address < body.end)
+    }
 }
 
 /// V8's builtins, compiled ahead of time into `node` and browsers. They follow conventions of
@@ -212,7 +241,7 @@ const MAX_SYMBOL_NAMES: u64 = 64 << 20;
 
 /// Addresses of functions in the regions, by the file's symbols and data, sorted.
 pub(crate) fn known_code<R: ReadAt + ?Sized>(elf: &Elf, source: &R, regions: &Regions) -> Known {
-    let mut functions = Vec::new();
+    let (mut functions, mut bodies) = (Vec::new(), Vec::new());
     let mut builtins: Option<Range<u64>> = None;
     for section in elf.sections.iter().filter(|section| {
         matches!(section.kind, elf::SHT_SYMTAB | elf::SHT_DYNSYM)
@@ -232,20 +261,22 @@ pub(crate) fn known_code<R: ReadAt + ?Sized>(elf: &Elf, source: &R, regions: &Re
             let address = symbol.st_value.get(LE);
             if (kind == elf::STT_FUNC || kind == elf::STT_GNU_IFUNC) && regions.holds(address) {
                 let name = names.get(symbol.st_name.get(LE) as usize..).unwrap_or_default();
+                let end = address.saturating_add(symbol.st_size.get(LE));
                 if is_builtin(name) {
-                    let end = address.saturating_add(symbol.st_size.get(LE));
                     let known = builtins.unwrap_or(address..end);
                     builtins = Some(known.start.min(address)..known.end.max(end));
                 } else {
                     functions.push(address);
+                    bodies.push(address..end);
                 }
             }
         }
     }
-    addresses_in_data(elf, source, regions, &mut functions);
+    let bodies = Bodies::new(bodies);
+    addresses_in_data(elf, source, regions, &bodies, &mut functions);
     functions.sort_unstable();
     functions.dedup();
-    Known { functions, builtins }
+    Known { functions, bodies, builtins }
 }
 
 /// The names that a symbol table's entries point into.
@@ -263,11 +294,12 @@ fn addresses_in_data<R: ReadAt + ?Sized>(
     elf: &Elf,
     source: &R,
     regions: &Regions,
+    bodies: &Bodies,
     functions: &mut Vec<u64>,
 ) {
     const HOLDERS: [&str; 4] = [".data", ".data.rel.ro", ".init_array", ".fini_array"];
     let mut note = |address: u64| {
-        if address.is_multiple_of(ALIGNMENT) && regions.holds(address) {
+        if address.is_multiple_of(ALIGNMENT) && regions.holds(address) && !bodies.hold(address) {
             functions.push(address);
         }
     };

@@ -34,9 +34,12 @@ pub(super) struct State {
     saved: Option<i32>,
     /// RBP still holds the caller's value.
     fp_is_callers: bool,
-    /// Nothing called this code: RBP was cleared without having been saved, as the ABI asks of
-    /// the outermost frame.
+    /// Nothing called this code: it is the program's entry, or a new thread's, where RBP was cleared
+    /// without having been saved behind a system call (musl's `clone`), as the ABI asks of the outermost
+    /// frame.
     outermost: bool,
+    /// There was a system call before.
+    is_behind_syscall: bool,
     /// The return address was popped into this register (`vfork`).
     return_in: Option<u8>,
     /// The confidence that code gets here in this state.
@@ -51,6 +54,7 @@ impl State {
         saved: None,
         fp_is_callers: true,
         outermost: false,
+        is_behind_syscall: false,
         return_in: None,
         doubt: Doubt::None,
     };
@@ -116,6 +120,7 @@ impl State {
             saved: both(self.saved, other.saved),
             fp_is_callers: self.fp_is_callers && other.fp_is_callers,
             outermost: self.outermost && other.outermost,
+            is_behind_syscall: self.is_behind_syscall && other.is_behind_syscall,
             return_in: if self.return_in == other.return_in { self.return_in } else { None },
             doubt: Doubt::None,
         };
@@ -176,6 +181,7 @@ impl State {
                 self.move_sp(-8);
             }
             Mnemonic::Call => {}
+            Mnemonic::Syscall => self.is_behind_syscall = true,
             Mnemonic::Enter => {
                 self.sp = None;
                 self.fp = None;
@@ -302,7 +308,8 @@ impl State {
                 self.restore_fp();
             }
             Mnemonic::Xor if is_register(instruction, instruction.op0_register()) => {
-                self.outermost |= self.saved.is_none() && self.fp_is_callers;
+                self.outermost |=
+                    self.is_behind_syscall && self.saved.is_none() && self.fp_is_callers;
                 self.clobber_fp();
             }
             _ => self.clobber_fp(),
