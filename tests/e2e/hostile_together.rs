@@ -210,7 +210,7 @@ fn kept(daemon: &Daemon, service: &str) -> Result<Kept> {
     let stacks = pprof::read(&daemon.folder().join(file))?.stacks()?;
     let is_kernel = |frame: &Frame| frame.file.starts_with('[') && frame.file != "[vdso]";
     let user = stacks.that(|stack| stack.frames.iter().any(|frame| !is_kernel(frame)));
-    // Without its symbol a frame is `module!0xoffset`.
+    // Without its symbol a frame is `module!0xaddress`.
     let is_symbolized = |frame: &Frame| frame.is_named() && !frame.name.contains("!0x");
     let is_whole = |stack: &strata_tests::stacks::Stack| {
         stack.has("main") && stack.has("_start") && stack.leaf().is_some_and(is_symbolized)

@@ -5,6 +5,11 @@
 
 use serde::Serialize;
 
+use crate::text::shortened;
+
+/// Characters of a file's name in a made-up name; file systems allow 255 bytes.
+const LONGEST_FILE_NAME: usize = 255;
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FrameKind {
@@ -93,10 +98,22 @@ pub(crate) fn is_marker(name: &str) -> bool {
 
 /// Whether a name stands in for an unknown symbol: `libc.so.6!0x1f3c0`, `[unknown]`.
 pub(crate) fn is_stub_name(name: &str) -> bool {
-    is_marker(name)
-        || name.rsplit_once("!0x").is_some_and(|(_, offset)| {
-            !offset.is_empty() && offset.bytes().all(|byte| byte.is_ascii_hexdigit())
-        })
+    is_marker(name) || is_unnamed(name)
+}
+
+/// Whether a name is one of [`unnamed`].
+#[must_use]
+pub fn is_unnamed(name: &str) -> bool {
+    name.rsplit_once("!0x").is_some_and(|(_, address)| {
+        !address.is_empty() && address.bytes().all(|byte| byte.is_ascii_hexdigit())
+    })
+}
+
+/// The name of code without a symbol: its file, and the address that the file's own tables have for its
+/// function, or for itself where that is not known. Of a process's address, the file offset is all there is.
+#[must_use]
+pub fn unnamed(path: &str, address: u64) -> String {
+    format!("{}!0x{address:x}", shortened(base_name(path), LONGEST_FILE_NAME))
 }
 
 fn is_kernel_module(file: &str) -> bool {

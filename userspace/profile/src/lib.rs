@@ -45,7 +45,7 @@ pub use builder::ProfileBuilder;
 pub use error::{ReadError, WriteError};
 pub use format::{Format, FrameView, View, WriteOptions, read, write};
 pub use identity::Identity;
-pub use kind::FrameKind;
+pub use kind::{FrameKind, is_unnamed, unnamed};
 pub use late::LateKey;
 pub use merge::{Times, merge, of_kind};
 pub use model::{

@@ -8,6 +8,8 @@ use strata_symbols::{Options, Resolved, SymbolFrame};
 use crate::texts::{TextTable, Texts, count_of};
 use crate::wire::{Decoder, Encoder, WireError};
 
+/// No function's beginning.
+const NO_START: u64 = u64::MAX;
 /// Deeper inlining is rejected.
 const MAX_FRAMES: usize = 1024;
 
@@ -57,6 +59,9 @@ impl Symbols {
                 frames.u32(texts.number(&frame.name)).u32(texts.number(&frame.system_name));
                 frames.u32(texts.optional(frame.file.as_deref())).u32(frame.line.unwrap_or(0));
             }
+            if resolved.frames.is_empty() {
+                frames.u64(resolved.unnamed.unwrap_or(NO_START));
+            }
         }
         let mut encoder = Encoder::new();
         texts.encode(&mut encoder);
@@ -96,7 +101,8 @@ impl Symbols {
                 let line = Some(decoder.u32()?).filter(|line| *line != 0);
                 frames.push(SymbolFrame { name, system_name, file, line });
             }
-            resolved.push(Resolved { frames });
+            let unnamed = if count == 0 { Some(decoder.u64()?) } else { None };
+            resolved.push(Resolved { frames, unnamed: unnamed.filter(|start| *start != NO_START) });
         }
         decoder.finish()?;
         Ok(Self { resolved, problems, without_lines })
@@ -115,11 +121,13 @@ mod tests {
             file: file.map(Into::into),
             line,
         };
+        let of = |frames| Resolved { frames, unnamed: None };
         Symbols {
             resolved: vec![
-                Resolved { frames: vec![frame("a", Some("a.c"), Some(3)), frame("b", None, None)] },
+                of(vec![frame("a", Some("a.c"), Some(3)), frame("b", None, None)]),
                 Resolved::default(),
-                Resolved { frames: vec![frame("a", Some("a.c"), Some(4))] },
+                Resolved { unnamed: Some(0x1234), ..Resolved::default() },
+                of(vec![frame("a", Some("a.c"), Some(4))]),
             ],
             problems: vec!["debug file: not an ELF file".into()],
             without_lines: true,
@@ -128,7 +136,7 @@ mod tests {
 
     #[test]
     fn symbols_survive_the_wire() {
-        assert_eq!(Symbols::decode(&sample().encode(), 3), Ok(sample()));
+        assert_eq!(Symbols::decode(&sample().encode(), 4), Ok(sample()));
     }
 
     #[test]
@@ -150,13 +158,13 @@ mod tests {
     fn hostile_bytes_are_refused_or_harmless() {
         let bytes = sample().encode();
         for length in 0..bytes.len() {
-            assert!(Symbols::decode(&bytes[..length], 3).is_err());
+            assert!(Symbols::decode(&bytes[..length], 4).is_err());
         }
         for position in 0..bytes.len() {
             for value in [0, 1, 0x7f, 0xff] {
                 let mut bytes = bytes.clone();
                 bytes[position] = value;
-                let _ = Symbols::decode(&bytes, 3);
+                let _ = Symbols::decode(&bytes, 4);
             }
         }
         let long = Symbols {
@@ -167,6 +175,7 @@ mod tests {
                     file: None,
                     line: None,
                 }],
+                unnamed: None,
             }],
             problems: Vec::new(),
             without_lines: false,

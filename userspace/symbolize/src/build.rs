@@ -286,12 +286,19 @@ impl<'a> Build<'a> {
         module: Option<&Arc<ModuleInfo>>,
         frames: &[NamedFrame],
     ) -> LocationId {
-        let module = self.mapping(module);
+        let mapping = self.mapping(module);
         let builder = &mut self.builder;
-        let frames: Vec<_> = frames
+        let mut frames: Vec<_> = frames
             .iter()
             .map(|f| builder.frame(f.kind, &f.name, &f.system_name, &f.file, f.line))
             .collect();
-        builder.location(address, module, &frames)
+        if let Some(module) = module.filter(|_| frames.is_empty()) {
+            let (kind, name) = (
+                FrameKind::of_mapping(&module.path),
+                strata_profile::unnamed(&module.path, address),
+            );
+            frames.push(builder.frame(kind, &name, "", "", 0));
+        }
+        builder.location(address, mapping, &frames)
     }
 }

@@ -14,7 +14,7 @@ use foldhash::fast::RandomState;
 use strata_agent::code_address::CodeAddress;
 use strata_agent::frame::NamedFrame;
 use strata_agent::image_id::ImageId;
-use strata_profile::LateKey;
+use strata_profile::{LateKey, is_unnamed};
 
 use crate::late::Keys;
 use crate::related::{self, About};
@@ -32,8 +32,13 @@ pub struct Symbolized {
 
 impl Symbolized {
     fn is_unnamed(&self) -> bool {
-        self.frames.first().is_none_or(|frame| &*frame.name == UNNAMED_CODE)
+        are_unnamed(&self.frames)
     }
+}
+
+fn are_unnamed(frames: &[NamedFrame]) -> bool {
+    let first = frames.first();
+    first.is_none_or(|frame| &*frame.name == UNNAMED_CODE || is_unnamed(&frame.name))
 }
 
 struct Known {
@@ -185,7 +190,7 @@ impl KnownSymbols {
         let lacks_lines = lasting == Lasting::UntilLines;
         let until = match lasting {
             Lasting::UntilNext => self.flush.saturating_add(1),
-            Lasting::ForGood | Lasting::UntilLines if !frames.is_empty() => u32::MAX,
+            Lasting::ForGood | Lasting::UntilLines if !are_unnamed(&frames) => u32::MAX,
             _ => self.flush.saturating_add(SOME_FLUSHES),
         };
         let mut frames = if self.is_bounded() { bounded(frames) } else { frames };
@@ -194,7 +199,7 @@ impl KnownSymbols {
         }
         match self.known.get_mut(&place) {
             // What is known is better than nothing.
-            Some(known) if frames.is_empty() && !known.symbolized.is_unnamed() => {
+            Some(known) if are_unnamed(&frames) && !known.symbolized.is_unnamed() => {
                 known.until = until;
             }
             Some(known) => {

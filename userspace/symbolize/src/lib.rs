@@ -14,7 +14,7 @@
 //! - [`build`]: from symbolized samples to a profile. [`resolve`]: both steps, for the end of a
 //!   recording.
 //!
-//! Invariant: an address without a symbol is kept as `module!0xoffset` or `[unknown]`, and counted.
+//! Invariant: an address without a symbol is kept as `module!0xaddress` or `[unknown]`, and counted.
 
 pub mod assemblies;
 pub mod build;

@@ -101,12 +101,17 @@ pub fn resolve(
             .problem(format!("{path}: its debug information takes too much memory: no lines"));
     }
     let mut resolved = symbols.resolved.into_iter();
-    let frames = |address| (address, frames_of(resolved.next().unwrap_or_default()));
+    let frames = |address| (address, frames_of(resolved.next().unwrap_or_default(), wanted.path));
     let without_lines = symbols.without_lines;
     Some(Named { frames: addresses.into_iter().map(frames).collect(), without_lines })
 }
 
-fn frames_of(resolved: Resolved) -> Vec<NamedFrame> {
+/// A function without a symbol has one made of where it begins, so that its addresses are one function.
+fn frames_of(resolved: Resolved, module: &Path) -> Vec<NamedFrame> {
+    if let Some(start) = resolved.unnamed {
+        let name = strata_profile::unnamed(&module.to_string_lossy(), start);
+        return vec![NamedFrame::plain(FrameKind::Native, &name)];
+    }
     let frames = resolved.frames.into_iter();
     frames
         .map(|frame| NamedFrame {

@@ -3,7 +3,7 @@
 //! Sources, in order: the line table of Go for Go functions; DWARF for lines and inlined functions;
 //! the symbol tables (`.symtab` of the binary or of its debug file, `.gnu_debugdata`, `.dynsym`)
 //! for the name of the function itself; PLT stubs. Each is loaded when the first address needs it.
-//! An unknown address has no frames.
+//! An unknown address has no frames; where its function begins is known from unwind tables.
 //!
 //! Addresses are those the file was linked at ([`ElfFile::address_of`] makes them from file offsets).
 //! For a return address pass the address minus one.
@@ -17,6 +17,7 @@ use crate::elf::{SECTION_DYNSYM, SECTION_SYMTAB};
 use crate::go::GoProgram;
 use crate::plt::{Plt, StubName};
 use crate::symbol_table::SymbolTable;
+use crate::unwind_functions::UnwindFunctions;
 use crate::{ElfFile, Error, ReadAt, compressed, elf};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,6 +56,8 @@ pub struct SymbolFrame {
 pub struct Resolved {
     /// Innermost inlined function first, the function itself last; empty when unknown.
     pub frames: Vec<SymbolFrame>,
+    /// Where the function begins that has no name.
+    pub unnamed: Option<u64>,
 }
 
 /// The sources found and used, for counters and for `doctor`.
@@ -81,6 +84,7 @@ pub struct Resolver<'a> {
     dwarf: Option<Dwarf>,
     symbols: Option<SymbolTable<'a>>,
     plt: Option<Plt<'a>>,
+    functions: Option<UnwindFunctions<'a>>,
     by_symbol: HashMap<usize, Option<Names>>,
     by_raw_name: HashMap<String, Names>,
     files: HashMap<String, Arc<str>>,
@@ -121,6 +125,7 @@ impl<'a> Resolver<'a> {
             dwarf: None,
             symbols: None,
             plt: None,
+            functions: None,
             by_symbol: HashMap::new(),
             by_raw_name: HashMap::new(),
             files: HashMap::new(),
@@ -155,7 +160,8 @@ impl<'a> Resolver<'a> {
                     &mut self.report.resolved
                 };
                 *count = count.saturating_add(1);
-                Resolved { frames }
+                let unnamed = if frames.is_empty() { self.unnamed(address) } else { None };
+                Resolved { frames, unnamed }
             })
             .collect()
     }
@@ -196,6 +202,15 @@ impl<'a> Resolver<'a> {
             file: frame.file.map(|file| self.file(&file)),
             line: frame.line,
         })
+    }
+
+    fn functions(&mut self) -> &UnwindFunctions<'a> {
+        let main = &self.main;
+        self.functions.get_or_insert_with(|| UnwindFunctions::load(main))
+    }
+
+    fn unnamed(&mut self, address: u64) -> Option<u64> {
+        self.functions().start_of(address)
     }
 
     fn go_frames(&mut self, address: u64) -> Vec<SymbolFrame> {
@@ -280,6 +295,7 @@ impl<'a> Resolver<'a> {
     }
 
     fn load_symbols(&mut self) -> SymbolTable<'a> {
+        self.functions();
         let mut table = SymbolTable::default();
         let mut problems = Vec::new();
         let mut full = 0;
@@ -299,7 +315,9 @@ impl<'a> Resolver<'a> {
                 problems.push(error.to_string());
             }
         }
-        table.finish(&self.main.code_ranges());
+        let functions = self.functions.as_ref();
+        let next = |address| functions.and_then(|functions| functions.next_after(address));
+        table.finish(&self.main.code_ranges(), next);
         self.report.symbols = table.len();
         self.report.symbols_dropped = table.dropped;
         self.report.problems.append(&mut problems);

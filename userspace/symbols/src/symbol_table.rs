@@ -4,8 +4,8 @@
 //! library with a million symbols costs 16 MB and not its string table.
 //!
 //! Which symbol names an address: a function whose size holds it, the innermost one; else a symbol
-//! without a size (hand-written assembly), which reaches to the next symbol but not out of its
-//! section. Among several at one address: functions before labels, visible before local ones, then
+//! without a size (hand-written assembly), which reaches to the next symbol or function, but not out of
+//! its section and not far. Among several at one address: functions before labels, visible before local ones, then
 //! the fewest leading underscores (`write`, not `__write`), strong before weak, the shortest.
 //!
 //! Invariant: the table never holds more than [`MAX_SYMBOLS`] symbols, and a lookup looks at a
@@ -20,6 +20,10 @@ use strata_bytes::{u16_at, u32_at, u64_at, until_nul};
 pub const MAX_SYMBOLS: usize = 4 << 20;
 const SYMBOL_BYTES: usize = 24;
 const CHUNK_SYMBOLS: usize = 4096;
+/// How far a symbol without a size reaches: where functions have none, what follows it in a stripped file is
+/// other code.
+const MAX_FUNCTION: u64 = 16 << 10;
+const MAX_LABEL: u64 = 4 << 10;
 /// How far a lookup goes back in search of a function that holds the address.
 const MAX_LOOK_BACK: usize = 256;
 /// How many names at one address are compared.
@@ -168,8 +172,9 @@ impl<'a> SymbolTable<'a> {
         Ok(self.symbols.len().saturating_sub(before))
     }
 
-    /// Sorts, and gives symbols without a size the room up to the next symbol of their section.
-    pub fn finish(&mut self, code: &[(u64, u64)]) {
+    /// Sorts, and gives symbols without a size the room up to the next symbol of their section, or to the next
+    /// function that `next_function` knows behind an address.
+    pub fn finish(&mut self, code: &[(u64, u64)], next_function: impl Fn(u64) -> Option<u64>) {
         self.symbols.sort_unstable_by_key(|symbol| symbol.key);
         let mut next = u64::MAX;
         let mut last = u64::MAX;
@@ -181,7 +186,9 @@ impl<'a> SymbolTable<'a> {
             }
             if symbol.size == 0 {
                 let end = range_of(code, address).map_or(address, |(_, end)| end);
-                let size = end.min(next).saturating_sub(address);
+                let end = end.min(next).min(next_function(address).unwrap_or(end));
+                let most = if symbol.is_label() { MAX_LABEL } else { MAX_FUNCTION };
+                let size = end.saturating_sub(address).min(most);
                 symbol.size = u32::try_from(size).unwrap_or(u32::MAX);
             }
         }

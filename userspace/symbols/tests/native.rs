@@ -161,6 +161,23 @@ fn symbols_without_a_size_reach_to_the_next_but_not_out_of_their_section() {
 }
 
 #[test]
+fn a_symbol_without_a_size_does_not_reach_far_or_into_another_function() {
+    let Some(path) = compile("gcc", "shop.c", "reaching", &["-O2"]) else {
+        return;
+    };
+    let bytes = fs::read(&path).unwrap();
+    let label = symbol(&path, "sizeless_far").address;
+    let found = resolve(&bytes, &[label, label + 4095, label + 4096]);
+    let names: Vec<Option<&str>> =
+        found.iter().map(|found| found.frames.first().map(|frame| &*frame.name)).collect();
+    assert_eq!(names, [Some("sizeless_far"), Some("sizeless_far"), None]);
+    let before = symbol(&path, "sizeless_before").address;
+    let found = resolve(&bytes, &[before, before + 4]);
+    assert_eq!(&*found[0].frames[0].name, "sizeless_before");
+    assert!(found[1].frames.is_empty() && found[1].unnamed == Some(before + 4));
+}
+
+#[test]
 fn a_stripped_program_is_named_from_its_debug_file() {
     let Some(path) = compile("gcc", "shop.c", "split", &["-g", "-O2", "-Wl,--build-id"]) else {
         return;
@@ -192,6 +209,8 @@ fn a_stripped_program_is_named_from_its_debug_file() {
 
     let alone = Resolver::new(&main, None, Options::default()).unwrap().resolve(&addresses);
     assert!(alone.iter().all(|found| found.frames.is_empty()));
+    // Its unwind tables still say where the function is.
+    assert!(alone.iter().all(|found| found.unnamed == Some(function.address)));
     let both =
         Resolver::new(&main, Some(&debug_file), Options::default()).unwrap().resolve(&addresses);
     assert_eq!(both, resolve(&fs::read(&path).unwrap(), &addresses));

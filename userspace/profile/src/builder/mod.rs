@@ -17,18 +17,14 @@ use std::hash::BuildHasher;
 
 use crate::identity::{CommonStrings, intern_common};
 use crate::intern::{Children, Index};
-use crate::kind::{FrameKind, base_name};
+use crate::kind::{FrameKind, unnamed};
 use crate::late::LateKey;
 use crate::model::{
     Frame, Label, LabelValue, LabelsId, Location, LocationId, Mapping, MappingId, Profile,
     SampleKey, StackId, StringId, Thread, ThreadId, Tick, ValueType,
 };
-use crate::text::shortened;
 use snapshots::Snapshots;
 pub(crate) use translation::Translation;
-
-/// Characters of a file's name in a made-up name; file systems allow 255 bytes.
-const LONGEST_FILE_NAME: usize = 255;
 
 #[derive(Default)]
 pub struct ProfileBuilder {
@@ -149,7 +145,7 @@ impl ProfileBuilder {
     }
 
     /// `frames` has the innermost inlined function first. Without any, a name is made of the
-    /// mapping and the offset: `libc.so.6!0x1f3c0`.
+    /// mapping and the file offset: `libc.so.6!0x1f3c0`.
     pub fn location(
         &mut self,
         address: u64,
@@ -159,7 +155,7 @@ impl ProfileBuilder {
         self.location_of(address, mapping, frames, StringId::default())
     }
 
-    /// A location without a symbol that may get one after the profile was built. It is another one
+    /// A location without a symbol, at an address in its file's own numbering, that may get one after the profile was built. It is another one
     /// than that of the same address without a key, or with another key.
     pub fn late_location(
         &mut self,
@@ -180,7 +176,7 @@ impl ProfileBuilder {
     ) -> LocationId {
         let stub;
         let frames = if frames.is_empty() {
-            stub = [self.stub_frame(address, mapping)];
+            stub = [self.stub_frame(address, mapping, late != StringId::default())];
             stub.as_slice()
         } else {
             frames
@@ -339,16 +335,17 @@ impl ProfileBuilder {
         ValueType { name: self.string(name), unit: self.string(unit) }
     }
 
-    fn stub_frame(&mut self, address: u64, mapping: Option<MappingId>) -> Frame {
+    /// `is_of_file`: the address is in the file's own numbering, else a process's.
+    fn stub_frame(&mut self, address: u64, mapping: Option<MappingId>, is_of_file: bool) -> Frame {
         let known = mapping.map(|id| self.profile.mapping(id));
         let path = known.map_or("", |mapping| self.profile.string(mapping.path));
         let (name, kind) = if path.is_empty() {
             ("[unknown]".to_owned(), FrameKind::Marker)
         } else {
-            let mapping = known.unwrap_or_default();
-            let offset = address.wrapping_sub(mapping.start).wrapping_add(mapping.file_offset);
-            let file = shortened(base_name(path), LONGEST_FILE_NAME);
-            (format!("{file}!0x{offset:x}"), FrameKind::of_mapping(path))
+            let Mapping { start, file_offset, .. } = known.unwrap_or_default();
+            let offset = address.wrapping_sub(start).wrapping_add(file_offset);
+            let shown = if is_of_file { address } else { offset };
+            (unnamed(path, shown), FrameKind::of_mapping(path))
         };
         Frame { name: self.string(&name), kind, ..Frame::default() }
     }

@@ -35,6 +35,11 @@ __attribute__((weak)) int weak_total(int items) { return order_total(items) + 1;
 __asm__(".text\n.globl sizeless_first\nsizeless_first:\n nop\n nop\n nop\n ret\n"
         ".globl sizeless_second\nsizeless_second:\n nop\n ret\n"
         ".section .text.apart,\"ax\",@progbits\n.globl sizeless_last\nsizeless_last:\n nop\n ret\n"
+        // One with more behind it than it can have, and one before a function without a symbol.
+        ".section .text.far,\"ax\",@progbits\n.globl sizeless_far\nsizeless_far:\n"
+        " .fill 6000, 1, 0x90\n ret\n"
+        ".section .text.before,\"ax\",@progbits\n.globl sizeless_before\nsizeless_before:\n"
+        " nop\n nop\n nop\n ret\n .cfi_startproc\n nop\n ret\n .cfi_endproc\n"
         ".text\n");
 
 int main(int argc, char **argv) {

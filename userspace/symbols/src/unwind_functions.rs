@@ -1,0 +1,96 @@
+//! Where functions begin and end by a file's unwind tables (`.eh_frame_hdr`), which programs without
+//! symbols have too.
+//!
+//! Invariant: a function is one only if its entry holds the address and agrees with the table.
+
+use crate::elf::ElfFile;
+use strata_bytes::{array, u32_at};
+
+/// `PT_GNU_EH_FRAME`.
+const SEGMENT_FRAME_HEADER: u32 = 0x6474_e550;
+/// Version 1; a pointer to `.eh_frame` from here, a count, a table of distances from the header: what all
+/// linkers write.
+const FORM: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
+const HEADER_BYTES: usize = 12;
+const ENTRY_BYTES: usize = 8;
+/// Eight million functions.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// The functions of one file.
+pub struct UnwindFunctions<'a> {
+    elf: ElfFile<'a>,
+    /// The header's address.
+    header: u64,
+    /// Sorted pairs of a function and its entry, as distances from the header.
+    table: Vec<u8>,
+}
+
+impl<'a> UnwindFunctions<'a> {
+    /// Without a table that can be read, there are none.
+    #[must_use]
+    pub fn load(elf: &ElfFile<'a>) -> Self {
+        let (header, table) = Self::read(elf).unwrap_or_default();
+        Self { elf: elf.clone(), header, table }
+    }
+
+    fn read(elf: &ElfFile<'a>) -> Option<(u64, Vec<u8>)> {
+        let by_section = elf.section_with_data(".eh_frame_hdr");
+        let (address, size) = match by_section {
+            Some(section) => (section.address, section.size),
+            None => {
+                let is_it = |kind| kind == SEGMENT_FRAME_HEADER;
+                let segment = elf.segments.iter().find(|segment| is_it(segment.kind))?;
+                (segment.address, segment.file_size)
+            }
+        };
+        let bytes = elf.read_address(address, size.min(MAX_BYTES), "frame header").ok()?;
+        if array(&bytes, 0)? != FORM {
+            return None;
+        }
+        let count = usize::try_from(u32_at(&bytes, 8)?).ok()?;
+        let rest = bytes.get(HEADER_BYTES..)?;
+        let length = count.checked_mul(ENTRY_BYTES)?.min(rest.len());
+        Some((address, rest.get(..length)?.to_vec()))
+    }
+
+    fn entry(&self, index: usize) -> Option<(u64, u64)> {
+        let bytes: [u8; ENTRY_BYTES] = array(&self.table, index.checked_mul(ENTRY_BYTES)?)?;
+        let at = |from| {
+            let distance = i32::from_le_bytes(array(&bytes, from)?);
+            Some(self.header.wrapping_add_signed(distance.into()))
+        };
+        Some((at(0)?, at(4)?))
+    }
+
+    /// How many functions begin at or below an address.
+    fn until(&self, address: u64) -> usize {
+        let (mut low, mut high) = (0, self.table.len() / ENTRY_BYTES);
+        while low < high {
+            let middle = low.midpoint(high);
+            if self.entry(middle).is_some_and(|(start, _)| start <= address) {
+                low = middle.saturating_add(1);
+            } else {
+                high = middle;
+            }
+        }
+        low
+    }
+
+    /// Where the function begins that an address lies in.
+    #[must_use]
+    pub fn start_of(&self, address: u64) -> Option<u64> {
+        let (start, entry) = self.entry(self.until(address).checked_sub(1)?)?;
+        // Length, distance to the common part, the function relative to here, its size.
+        let bytes = self.elf.read_address(entry, 16, "frame entry").ok()?;
+        let relative = i32::from_le_bytes(array(&bytes, 8)?);
+        let agrees = entry.checked_add(8)?.wrapping_add_signed(relative.into()) == start;
+        let inside = address.checked_sub(start)? < u64::from(u32_at(&bytes, 12)?);
+        (agrees && inside).then_some(start)
+    }
+
+    /// Where the next function begins behind an address.
+    #[must_use]
+    pub fn next_after(&self, address: u64) -> Option<u64> {
+        self.entry(self.until(address)).map(|(start, _)| start)
+    }
+}
