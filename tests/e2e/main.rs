@@ -50,7 +50,9 @@ mod off_cpu;
 mod on_off;
 mod pictures;
 mod privileges;
+mod probed_programs;
 mod record_command;
+
 mod shares;
 mod short_lives;
 mod slow_symbols;

@@ -4,6 +4,7 @@
 //! - [`unwind`]: the one unwinder, for every program: finds rules, walks frames.
 //! - [`sampler`]: the CPU sampler (`perf_event`).
 //! - [`go_stacks`]: the second stack of a thread of a Go program, for stacks sent raw.
+//! - [`probed`]: addresses that the kernel has replaced for probes of any tool.
 //! - [`off_cpu`]: the off-CPU sampler (`tp_btf`).
 //! - [`clr_events`]: events that the CLR bridge reports (`uprobe`).
 //! - [`threads`]: stacks of threads that do not run (`iter.s/task`).
@@ -26,6 +27,7 @@ mod kernel_names;
 mod lifecycle;
 mod maps;
 mod off_cpu;
+mod probed;
 mod sampler;
 mod task;
 mod threads;

@@ -277,6 +277,21 @@ static TASK_THREAD_PID: u64 = 0;
 static PID_LEVEL: u64 = 0;
 #[unsafe(no_mangle)]
 static PID_NUMBERS: u64 = 0;
+/// What the kernel keeps of probes that wait for functions to return; 0 where it has no such probes.
+#[unsafe(no_mangle)]
+static TASK_UTASK: u64 = 0;
+#[unsafe(no_mangle)]
+static UTASK_SLOT: u64 = 0;
+#[unsafe(no_mangle)]
+static UTASK_INSTRUCTION: u64 = 0;
+#[unsafe(no_mangle)]
+static UTASK_INSTANCES: u64 = 0;
+#[unsafe(no_mangle)]
+static INSTANCE_STACK: u64 = 0;
+#[unsafe(no_mangle)]
+static INSTANCE_ORIGINAL: u64 = 0;
+#[unsafe(no_mangle)]
+static INSTANCE_NEXT: u64 = 0;
 
 /// The process whose threads are walked.
 #[unsafe(no_mangle)]
@@ -434,6 +449,32 @@ pub fn pid_offsets() -> PidOffsets {
         thread_pid: setting(&TASK_THREAD_PID),
         level: setting(&PID_LEVEL),
         numbers: setting(&PID_NUMBERS),
+    }
+}
+
+/// See [`crate::probed`].
+pub mod probe_offsets {
+    use super::*;
+
+    macro_rules! offsets {
+        ($($name:ident $global:ident)*) => {
+            $(
+                #[inline(always)]
+                pub fn $name() -> u64 {
+                    setting(&$global)
+                }
+            )*
+        };
+    }
+
+    offsets! {
+        of_task TASK_UTASK
+        slot UTASK_SLOT
+        instruction UTASK_INSTRUCTION
+        instances UTASK_INSTANCES
+        stack INSTANCE_STACK
+        return_address INSTANCE_ORIGINAL
+        next INSTANCE_NEXT
     }
 }
 

@@ -25,6 +25,7 @@ use strata_abi::tables::{
 
 use crate::arch::saved_register;
 use crate::maps::{Cache, Hot, RULES, Record, SEGMENTS, Segment, WINDOW_WORDS};
+use crate::probed;
 
 /// What one walk needs besides its hot memory.
 #[repr(C)]
@@ -70,6 +71,14 @@ extern "C" fn frame_callback(_index: u32, context: *mut c_void) -> i64 {
 
     let mut machine = Kernel { hot: walk.hot, task: walk.task, registers: walk.registers };
     let Some(rule) = find_rule(hot, walk.cache, &mut machine) else {
+        let frame = &mut hot.frame;
+        let original = probed::original(walk.task, frame);
+        if original != 0 && original != frame.pc {
+            // The same frame once more, with its own address.
+            frame.pc = original;
+            hot.user_frames = count;
+            return 0;
+        }
         hot.end = End::NoMapping as u32;
         return 1;
     };

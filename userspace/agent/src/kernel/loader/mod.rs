@@ -265,6 +265,13 @@ impl Programs {
             .override_global("TASK_THREAD_PID", &offsets.thread_pid, true)
             .override_global("PID_LEVEL", &offsets.level, true)
             .override_global("PID_NUMBERS", &offsets.numbers, true)
+            .override_global("TASK_UTASK", &offsets.probes.of_task, true)
+            .override_global("UTASK_SLOT", &offsets.probes.slot, true)
+            .override_global("UTASK_INSTRUCTION", &offsets.probes.instruction, true)
+            .override_global("UTASK_INSTANCES", &offsets.probes.instances, true)
+            .override_global("INSTANCE_STACK", &offsets.probes.stack, true)
+            .override_global("INSTANCE_ORIGINAL", &offsets.probes.original, true)
+            .override_global("INSTANCE_NEXT", &offsets.probes.next, true)
             .override_global("WAKEUP_BYTES", &wakeup, true)
             .load(&object()?)?;
         let diagnostics = Diagnostics::of(&mut ebpf);
@@ -611,6 +618,7 @@ struct MemoryOffsets {
     thread_pid: u64,
     level: u64,
     numbers: u64,
+    probes: ProbeOffsets,
 }
 
 impl MemoryOffsets {
@@ -626,6 +634,37 @@ impl MemoryOffsets {
             thread_pid: types.offset_of("task_struct", "thread_pid")?.into(),
             level: types.offset_of("pid", "level")?.into(),
             numbers: types.offset_of("pid", "numbers")?.into(),
+            probes: ProbeOffsets::of(&types).unwrap_or_else(|error| {
+                tracing::debug!(%error, "this kernel has no uprobes");
+                ProbeOffsets::default()
+            }),
+        })
+    }
+}
+
+/// Where the BPF programs find the addresses that the kernel has replaced for probes; zeros in a kernel without
+/// such probes.
+#[derive(Default)]
+struct ProbeOffsets {
+    of_task: u64,
+    slot: u64,
+    instruction: u64,
+    instances: u64,
+    stack: u64,
+    original: u64,
+    next: u64,
+}
+
+impl ProbeOffsets {
+    fn of(types: &KernelTypes) -> Result<Self, TypeError> {
+        Ok(Self {
+            of_task: types.offset_of("task_struct", "utask")?.into(),
+            slot: types.offset_of("uprobe_task", "xol_vaddr")?.into(),
+            instruction: types.offset_of("uprobe_task", "vaddr")?.into(),
+            instances: types.offset_of("uprobe_task", "return_instances")?.into(),
+            stack: types.offset_of("return_instance", "stack")?.into(),
+            original: types.offset_of("return_instance", "orig_ret_vaddr")?.into(),
+            next: types.offset_of("return_instance", "next")?.into(),
         })
     }
 }
