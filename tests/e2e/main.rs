@@ -52,7 +52,6 @@ mod pictures;
 mod privileges;
 mod probed_programs;
 mod record_command;
-
 mod shares;
 mod short_lives;
 mod slow_symbols;

@@ -67,7 +67,8 @@ fn stacks_go_on_above_functions_whose_return_a_probe_waits_for() -> Result<()> {
     let mut command = Command::new(&program);
     command.args([&DEPTH.to_string(), "1", "60"]);
     let running = Running::from_command(command)?;
-    let recorded = strata::record()?.pid(running.pid()).frequency(199).seconds(4.0).run()?;
+    let record = || Ok::<_, anyhow::Error>(strata::record()?.pid(running.pid()).frequency(199));
+    let recorded = record()?.seconds(4.0).run()?;
     recorded.print_losses();
     let stacks = recorded.stacks()?.of_pid(running.pid());
     let completeness = stacks.completeness();
@@ -80,5 +81,13 @@ fn stacks_go_on_above_functions_whose_return_a_probe_waits_for() -> Result<()> {
     let whole = deep.share_that(|stack| stack.times("recurse") == DEPTH);
     println!("{whole:.3} of {} have {DEPTH} levels", deep.total());
     assert!(deep.total() > 200 && whole > 0.97, "{whole} of {}", deep.total());
+    // As many frames as may be, each of which is looked up twice.
+    let most = (DEPTH + 2).to_string();
+    let recorded = record()?.option("--max-frames", &most).seconds(2.0).run()?;
+    let stacks = recorded.stacks()?.of_pid(running.pid());
+    let deep = stacks.that(|stack| stack.leaf_function() == "recurse_leaf");
+    let whole = deep.share_that(|stack| stack.times("recurse") == DEPTH);
+    println!("{whole:.3} of {} with {most} frames have {DEPTH} levels", deep.total());
+    assert!(deep.total() > 100 && whole > 0.97, "{whole} of {}", deep.total());
     Ok(())
 }

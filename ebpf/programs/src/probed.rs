@@ -21,7 +21,7 @@ use crate::maps::probe_offsets::{
 /// A slot has so many bytes at most (`UPROBE_XOL_SLOT_BYTES`).
 const SLOT: u64 = 128;
 /// Entries of a task looked at. A task has 64 at most.
-const MOST: u32 = 64;
+pub const MOST: u32 = 64;
 
 /// The address of the program's that stands behind `pc`, an instruction's itself or a return address that lay
 /// just below `sp`; 0: none does. `task` is null for the current one.
@@ -38,8 +38,12 @@ pub fn original(task: *mut task_struct, frame: &Frame) -> u64 {
     if frame.exact & EXACT == 0 {
         return returned_to(probed, frame.sp);
     }
-    let inside = frame.pc.wrapping_sub(word(probed, slot()));
-    if inside < SLOT { word(probed, instruction()).wrapping_add(inside) } else { 0 }
+    let slot = word(probed, slot());
+    let inside = frame.pc.wrapping_sub(slot);
+    if slot == 0 || inside >= SLOT {
+        return 0;
+    }
+    word(probed, instruction()).wrapping_add(inside)
 }
 
 #[inline(always)]

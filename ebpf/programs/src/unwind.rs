@@ -48,7 +48,7 @@ pub fn walk(walk: &mut Walk) {
     // SAFETY: `frame_callback` has the signature that bpf_loop calls; `walk` outlives the call.
     unsafe {
         (*walk.hot).end = End::FrameLimit as u32;
-        let frames = (*walk.hot).max_frames + 1;
+        let frames = (*walk.hot).max_frames + 1 + probed::MOST;
         bpf_loop(frames, frame_callback as *mut c_void, core::ptr::from_mut(walk).cast(), 0);
     }
 }

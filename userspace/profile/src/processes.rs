@@ -73,7 +73,7 @@ impl ProcessSums {
         total: i64,
         most: usize,
     ) -> (Vec<ProcessShare>, MoreProcesses) {
-        let without_row = self.largest_without_row(most);
+        let (without_row, count) = (self.largest_without_row(most), self.count());
         let is_small =
             |value| without_row.is_some_and(|largest| value <= largest || value < total / SMALL);
         let mut small: HashMap<(StringId, StringId), Vec<(Key, i64)>> = HashMap::new();
@@ -109,8 +109,14 @@ impl ProcessSums {
             value: row.value,
             percent: percent(row.value),
         };
+        let shown: usize = rows.iter().map(|row| row.processes).sum();
         let more = MoreProcesses {
-            processes: rest.iter().map(|row| row.processes).sum(),
+            // One that executes another program has two names, and may be in two rows.
+            processes: rest
+                .iter()
+                .map(|row| row.processes)
+                .sum::<usize>()
+                .min(count.saturating_sub(shown).max(usize::from(!rest.is_empty()))),
             percent: percent(more_value),
         };
         (rows.iter().map(share).collect(), more)

@@ -170,7 +170,8 @@ const CAUSES: [Cause; 28] = [
     cause("mappings_refused", "executable mappings over the limit of 4,096 of one process", "", ""),
     cause(
         "mapping_events_muted",
-        "mapping events skipped: their process maps without end, and is read again later",
+        "mapping events skipped: their process maps without end, and is read again later; until then \
+         stacks may have names of what it had mapped before",
         "",
         "",
     ),

@@ -31,7 +31,7 @@ pub struct Symbolized {
 }
 
 impl Symbolized {
-    fn is_unnamed(&self) -> bool {
+    pub fn is_unnamed(&self) -> bool {
         are_unnamed(&self.frames)
     }
 }
@@ -39,6 +39,11 @@ impl Symbolized {
 fn are_unnamed(frames: &[NamedFrame]) -> bool {
     let first = frames.first();
     first.is_none_or(|frame| &*frame.name == UNNAMED_CODE || is_unnamed(&frame.name))
+}
+
+/// A name is better than where the function begins, and that than nothing.
+fn rank(frames: &[NamedFrame]) -> u8 {
+    u8::from(!frames.is_empty()) + u8::from(!are_unnamed(frames))
 }
 
 struct Known {
@@ -198,8 +203,8 @@ impl KnownSymbols {
             *frame = related::rename(frame, better);
         }
         match self.known.get_mut(&place) {
-            // What is known is better than nothing.
-            Some(known) if are_unnamed(&frames) && !known.symbolized.is_unnamed() => {
+            // What is known stays until something better is.
+            Some(known) if rank(&frames) < rank(&known.symbolized.frames) => {
                 known.until = until;
             }
             Some(known) => {
@@ -487,6 +492,12 @@ mod tests {
         assert_eq!(symbols.get(place).map(|known| known.address), Some(7), "it has its address");
         symbols.begin_flush();
         assert!(symbols.wants(place));
+        let frame = NamedFrame::plain(strata_profile::FrameKind::Native, "app!0x10");
+        let start = Symbol { frames: vec![frame], ..function(place, Lasting::ForGood) };
+        symbols.set(start);
+        symbols.set(late.clone());
+        let shown = symbols.get(place).and_then(|known| known.frames.first());
+        assert!(symbols.is_unnamed(place) && shown.is_some(), "where its function begins is kept");
         symbols.set(function(place, Lasting::ForSomeFlushes));
         assert!(!symbols.wants(place));
         symbols.set(late);

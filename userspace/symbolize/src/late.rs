@@ -191,7 +191,7 @@ impl Late {
         let (mut named, mut all) = (Vec::new(), 0);
         let Self { pending, by_image, shares, unnamed, .. } = self;
         pending.retain(|place, pending| {
-            let known = symbols.get(*place).filter(|known| !known.frames.is_empty());
+            let known = symbols.get(*place).filter(|known| !known.is_unnamed());
             let Some(known) = known else {
                 let given_up = flush.saturating_sub(pending.used) > GIVEN_UP_AFTER;
                 let is_over = given_up || symbols.has_none(*place);

@@ -101,15 +101,16 @@ pub fn resolve(
             .problem(format!("{path}: its debug information takes too much memory: no lines"));
     }
     let mut resolved = symbols.resolved.into_iter();
-    let frames = |address| (address, frames_of(resolved.next().unwrap_or_default(), wanted.path));
+    let module = ModuleInfo::of(wanted.path);
+    let frames = |address| (address, frames_of(resolved.next().unwrap_or_default(), &module));
     let without_lines = symbols.without_lines;
     Some(Named { frames: addresses.into_iter().map(frames).collect(), without_lines })
 }
 
 /// A function without a symbol has one made of where it begins, so that its addresses are one function.
-fn frames_of(resolved: Resolved, module: &Path) -> Vec<NamedFrame> {
+fn frames_of(resolved: Resolved, module: &ModuleInfo) -> Vec<NamedFrame> {
     if let Some(start) = resolved.unnamed {
-        let name = strata_profile::unnamed(&module.to_string_lossy(), start);
+        let name = strata_profile::unnamed(&module.path, start);
         return vec![NamedFrame::plain(FrameKind::Native, &name)];
     }
     let frames = resolved.frames.into_iter();
@@ -174,4 +175,23 @@ fn find_debug_file(
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_without_a_symbol_is_named_by_its_module() {
+        let named = |path: &str| {
+            let resolved = Resolved { unnamed: Some(0x1230), ..Resolved::default() };
+            let frames = frames_of(resolved, &ModuleInfo::of(Path::new(path)));
+            frames.iter().map(|frame| frame.name.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(named("/usr/bin/git"), ["git!0x1230"]);
+        // Strata's own library has another name in each process.
+        let own = format!("/tmp/.strata-clr-{}.so", "0123456789abcdef".repeat(2));
+        assert_eq!(named(&own), ["[strata-clr]!0x1230"]);
+        assert!(frames_of(Resolved::default(), &ModuleInfo::default()).is_empty());
+    }
 }

@@ -289,9 +289,11 @@ impl FileWork {
             (false, _) => Lasting::ForGood,
         };
         let mut outside = Vec::new();
-        for (&offset, (address, frames)) in self.offsets.iter().zip(named.frames) {
-            if frames.is_empty() && native::code_is_elsewhere(&facts, offset) {
+        for (&offset, (address, mut frames)) in self.offsets.iter().zip(named.frames) {
+            let is_named = frames.iter().any(|frame| !strata_profile::is_unnamed(&frame.name));
+            if !is_named && native::code_is_elsewhere(&facts, offset) {
                 outside.push(offset);
+                frames.clear();
             }
             let symbol = self.symbol(offset, address, &module, frames, lasting);
             outcome.symbols.push(symbol);

@@ -19,6 +19,7 @@ use crate::plt::{Plt, StubName};
 use crate::symbol_table::SymbolTable;
 use crate::unwind_functions::UnwindFunctions;
 use crate::{ElfFile, Error, ReadAt, compressed, elf};
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use strata_bytes::bounded_text;
@@ -84,7 +85,7 @@ pub struct Resolver<'a> {
     dwarf: Option<Dwarf>,
     symbols: Option<SymbolTable<'a>>,
     plt: Option<Plt<'a>>,
-    functions: Option<UnwindFunctions<'a>>,
+    functions: OnceCell<UnwindFunctions<'a>>,
     by_symbol: HashMap<usize, Option<Names>>,
     by_raw_name: HashMap<String, Names>,
     files: HashMap<String, Arc<str>>,
@@ -125,7 +126,7 @@ impl<'a> Resolver<'a> {
             dwarf: None,
             symbols: None,
             plt: None,
-            functions: None,
+            functions: OnceCell::new(),
             by_symbol: HashMap::new(),
             by_raw_name: HashMap::new(),
             files: HashMap::new(),
@@ -204,12 +205,11 @@ impl<'a> Resolver<'a> {
         })
     }
 
-    fn functions(&mut self) -> &UnwindFunctions<'a> {
-        let main = &self.main;
-        self.functions.get_or_insert_with(|| UnwindFunctions::load(main))
+    fn functions(&self) -> &UnwindFunctions<'a> {
+        self.functions.get_or_init(|| UnwindFunctions::load(&self.main))
     }
 
-    fn unnamed(&mut self, address: u64) -> Option<u64> {
+    fn unnamed(&self, address: u64) -> Option<u64> {
         self.functions().start_of(address)
     }
 
@@ -295,7 +295,6 @@ impl<'a> Resolver<'a> {
     }
 
     fn load_symbols(&mut self) -> SymbolTable<'a> {
-        self.functions();
         let mut table = SymbolTable::default();
         let mut problems = Vec::new();
         let mut full = 0;
@@ -315,9 +314,7 @@ impl<'a> Resolver<'a> {
                 problems.push(error.to_string());
             }
         }
-        let functions = self.functions.as_ref();
-        let next = |address| functions.and_then(|functions| functions.next_after(address));
-        table.finish(&self.main.code_ranges(), next);
+        table.finish(&self.main.code_ranges(), |address| self.functions().next_after(address));
         self.report.symbols = table.len();
         self.report.symbols_dropped = table.dropped;
         self.report.problems.append(&mut problems);

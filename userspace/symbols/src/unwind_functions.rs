@@ -11,10 +11,10 @@ const SEGMENT_FRAME_HEADER: u32 = 0x6474_e550;
 /// Version 1; a pointer to `.eh_frame` from here, a count, a table of distances from the header: what all
 /// linkers write.
 const FORM: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
-const HEADER_BYTES: usize = 12;
+const HEADER_BYTES: u64 = 12;
 const ENTRY_BYTES: usize = 8;
-/// Eight million functions.
-const MAX_BYTES: u64 = 64 << 20;
+/// Two million functions.
+const MAX_BYTES: u64 = 16 << 20;
 
 /// The functions of one file.
 pub struct UnwindFunctions<'a> {
@@ -43,14 +43,14 @@ impl<'a> UnwindFunctions<'a> {
                 (segment.address, segment.file_size)
             }
         };
-        let bytes = elf.read_address(address, size.min(MAX_BYTES), "frame header").ok()?;
-        if array(&bytes, 0)? != FORM {
+        let header = elf.read_address(address, HEADER_BYTES, "frame header").ok()?;
+        if array(&header, 0)? != FORM {
             return None;
         }
-        let count = usize::try_from(u32_at(&bytes, 8)?).ok()?;
-        let rest = bytes.get(HEADER_BYTES..)?;
-        let length = count.checked_mul(ENTRY_BYTES)?.min(rest.len());
-        Some((address, rest.get(..length)?.to_vec()))
+        let length = u64::from(u32_at(&header, 8)?).checked_mul(ENTRY_BYTES as u64)?;
+        let length = length.min(size.checked_sub(HEADER_BYTES)?).min(MAX_BYTES);
+        let table = elf.read_address(address.checked_add(HEADER_BYTES)?, length, "functions");
+        Some((address, table.ok()?))
     }
 
     fn entry(&self, index: usize) -> Option<(u64, u64)> {

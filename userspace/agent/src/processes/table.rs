@@ -242,7 +242,7 @@ impl ProcessTable {
     pub fn backing(&mut self, inode: MappedInode, path: &[u8]) -> Option<Backing> {
         match path {
             b"[vdso]" => Some(Backing::Vdso),
-            b"[vsyscall]" | b"[uprobes]" => None,
+            b"[vsyscall]" | b"[uprobes]" | b"[uprobes-trampoline]" => None,
             _ => Some(
                 generated(path).unwrap_or_else(|| Backing::File(self.files.intern(inode, path))),
             ),
@@ -384,7 +384,7 @@ const DOUBLE_MAPPED: &[u8] = b"/memfd:doublemapper";
 /// The backing of a mapping of this path, if it holds generated code.
 fn generated(path: &[u8]) -> Option<Backing> {
     match path {
-        b"[vdso]" | b"[vsyscall]" | b"[uprobes]" => None,
+        b"[vdso]" | b"[vsyscall]" | b"[uprobes]" | b"[uprobes-trampoline]" => None,
         _ if path.starts_with(DOUBLE_MAPPED) => Some(Backing::Runtime),
         _ => is_generated_code(path).then_some(Backing::Anonymous),
     }

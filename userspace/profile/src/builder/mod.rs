@@ -155,7 +155,8 @@ impl ProfileBuilder {
         self.location_of(address, mapping, frames, StringId::default())
     }
 
-    /// A location without a symbol, at an address in its file's own numbering, that may get one after the profile was built. It is another one
+    /// A location without a symbol, at an address in its file's own numbering, or its file offset where the file has
+    /// not been read, that may get one after the profile was built. It is another one
     /// than that of the same address without a key, or with another key.
     pub fn late_location(
         &mut self,

@@ -61,7 +61,7 @@ impl Quality {
                         continue;
                     }
                     quality.frames += count;
-                    if name == "[unknown]" || name.contains("!0x") {
+                    if name == "[unknown]" || strata_profile::is_unnamed(name) {
                         quality.unnamed += count;
                         let path = profile.path_of(location);
                         let file = path.rsplit('/').next().unwrap_or_default();

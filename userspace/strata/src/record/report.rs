@@ -166,7 +166,8 @@ impl Report<'_> {
             }
         }
         // Waits have a list of their own.
-        if summary.top_processes.len() > 1 && kind.info().shape != Shape::Blocked {
+        let are_several = summary.top_processes.iter().map(|one| one.processes).sum::<usize>() > 1;
+        if are_several && kind.info().shape != Shape::Blocked {
             writeln!(out, "\n {:>5}   process", kind.name())?;
             processes::print(&summary.top_processes, summary.more_processes, width, out)?;
         }

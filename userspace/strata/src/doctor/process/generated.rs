@@ -142,7 +142,7 @@ fn bridge_in(pid: u32) -> Option<String> {
 
 /// Pages the kernel puts into every process.
 fn is_kernels(mapping: &CodeMapping) -> bool {
-    matches!(&mapping.path[..], b"[vdso]" | b"[vsyscall]" | b"[uprobes]")
+    matches!(&mapping.path[..], b"[vdso]" | b"[vsyscall]" | b"[uprobes]" | b"[uprobes-trampoline]")
 }
 
 /// Writers of jitdump map its first page executable so that profilers find it.
