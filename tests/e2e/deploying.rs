@@ -119,7 +119,7 @@ fn the_units_capabilities_are_enough_to_record() -> Result<()> {
     let stacks = text_outputs::folded(&fs::read_to_string(&exceptions)?)?;
     let seen: u64 = stacks.iter().map(|stack| stack.count).sum();
     println!("{thrown} exceptions, {seen} seen");
-    assert_eq!(seen, thrown);
+    assert_eq!(seen, thrown, "{}", recorded.stderr);
 
     let without: Vec<String> = allowed.into_iter().filter(|name| name != "perfmon").collect();
     let without: Vec<String> = without.into_iter().filter(|name| name != "sys_admin").collect();
