@@ -155,9 +155,9 @@ impl ProfileBuilder {
         self.location_of(address, mapping, frames, StringId::default())
     }
 
-    /// A location without a symbol, at an address in its file's own numbering, or its file offset where the file has
-    /// not been read, that may get one after the profile was built. It is another one
-    /// than that of the same address without a key, or with another key.
+    /// A location without a symbol, which it may get after the profile was built: at an address in its
+    /// file's own numbering, or at its file offset where the file has not been read. It is another one than
+    /// that of the same address without a key, or with another key.
     pub fn late_location(
         &mut self,
         address: u64,

@@ -6,6 +6,7 @@
 
 mod clr_events;
 mod off_cpu;
+mod offsets;
 mod quarantine;
 mod threads;
 
@@ -31,8 +32,9 @@ use super::probes::Probes;
 use super::type_info::{KernelTypes, TypeError};
 use clr_events::ClrEvents;
 use off_cpu::OffCpu;
+use offsets::Offsets;
 pub use threads::PassReport;
-use threads::{ActivityOffsets, Threads};
+use threads::Threads;
 
 /// The programs, built from `ebpf/programs` and kept beside their source.
 static OBJECT: &[u8] =
@@ -210,12 +212,11 @@ impl Programs {
             aya::util::nr_cpus().map_err(|(path, _)| LoadError::Cpus(path.into()))?;
         let possible_cpus = u32::try_from(possible_cpus).unwrap_or(u32::MAX);
         let wakeup = u64::from(settings.ring_bytes / 4);
-        let offsets = MemoryOffsets::read().unwrap_or_else(|error| {
-            tracing::warn!(%error, "stacks of ending and of starting programs will look broken");
-            MemoryOffsets::default()
-        });
+        let types = KernelTypes::read();
+        let of_every_program = every_programs_offsets(&types);
         let walks = settings.wall || settings.threads_of != ThreadsOf::None;
-        let tasks = (settings.off_cpu.is_some() || walks).then(TaskOffsets::read).transpose()?;
+        let needs_tasks = settings.off_cpu.is_some() || walks;
+        let of_tasks = if needs_tasks { tasks_offsets(&types?)? } else { Vec::new() };
         let wanted_process = match settings.threads_of {
             ThreadsOf::Process(pid) => pid,
             ThreadsOf::None | ThreadsOf::All => 0,
@@ -227,20 +228,17 @@ impl Programs {
         let wait_seed = off_cpu::seed();
         let sets = clr_events::sets(possible_cpus);
         let mut loader = EbpfLoader::new();
-        if let Some(tasks) = &tasks {
+        of_every_program.iter().for_each(|offsets| offsets.set(&mut loader));
+        of_tasks.iter().for_each(|offsets| offsets.set(&mut loader));
+        if needs_tasks {
             loader
                 .override_global("WANTED_PROCESS", &wanted_process, true)
-                .override_global("TASK_TGID", &tasks.tgid, true)
-                .override_global("TASK_PID", &tasks.pid, true)
-                .override_global("TASK_STATE", &tasks.state, true)
-                .override_global("TASK_COMM", &tasks.comm, true)
                 .override_global("WAIT_BUDGET", &wait_budget, true)
                 .override_global("WAIT_CPUS", &wait_cpus, true)
                 .override_global("WAIT_SEED", &wait_seed, true)
                 .override_global("WINDOW_SHIFT", &window.shift, true);
         }
-        if let Some(tasks) = tasks.as_ref().filter(|_| walks) {
-            tasks.activity.set(&mut loader);
+        if walks {
             threads::size(&mut loader, settings.ring_bytes);
         }
         if settings.off_cpu.is_some() {
@@ -259,19 +257,6 @@ impl Programs {
             .map_max_entries("SAMPLER_CACHE", possible_cpus)
             .map_max_entries("RECORDS", settings.ring_bytes)
             .override_global("MAX_FRAMES", &settings.max_frames, true)
-            .override_global("TASK_MM", &offsets.of_task, true)
-            .override_global("MM_START_CODE", &offsets.start_code, true)
-            .override_global("TASK_THREAD_POINTER", &offsets.thread_pointer, true)
-            .override_global("TASK_THREAD_PID", &offsets.thread_pid, true)
-            .override_global("PID_LEVEL", &offsets.level, true)
-            .override_global("PID_NUMBERS", &offsets.numbers, true)
-            .override_global("TASK_UTASK", &offsets.probes.of_task, true)
-            .override_global("UTASK_SLOT", &offsets.probes.slot, true)
-            .override_global("UTASK_INSTRUCTION", &offsets.probes.instruction, true)
-            .override_global("UTASK_INSTANCES", &offsets.probes.instances, true)
-            .override_global("INSTANCE_STACK", &offsets.probes.stack, true)
-            .override_global("INSTANCE_ORIGINAL", &offsets.probes.original, true)
-            .override_global("INSTANCE_NEXT", &offsets.probes.next, true)
             .override_global("WAKEUP_BYTES", &wakeup, true)
             .load(&object()?)?;
         let diagnostics = Diagnostics::of(&mut ebpf);
@@ -600,87 +585,27 @@ impl Programs {
     }
 }
 
-/// Where the BPF programs find what they need of a task that is not the current one.
-struct TaskOffsets {
-    activity: ActivityOffsets,
-    tgid: u32,
-    pid: u32,
-    state: u32,
-    comm: u32,
+/// The offsets that every program may use; none where they are not known.
+fn every_programs_offsets(types: &Result<KernelTypes, TypeError>) -> [Offsets<u64>; 2] {
+    let of = |fields: Vec<offsets::Field>| match types {
+        Ok(types) => Offsets::read(types, fields).map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    let memory = offsets::MEMORY.into_iter().chain(offsets::thread_pointer()).collect();
+    let memory = of(memory).unwrap_or_else(|error| {
+        tracing::warn!(%error, "stacks of ending and of starting programs will look broken");
+        Offsets::none()
+    });
+    let probes = of(offsets::PROBES.into()).unwrap_or_else(|error| {
+        tracing::debug!(%error, "this kernel has no uprobes");
+        Offsets::none()
+    });
+    [memory, probes]
 }
 
-/// Where the BPF programs find whether a task has a program in its memory; zeros when they do not.
-#[derive(Default)]
-struct MemoryOffsets {
-    of_task: u64,
-    start_code: u64,
-    thread_pointer: u64,
-    thread_pid: u64,
-    level: u64,
-    numbers: u64,
-    probes: ProbeOffsets,
-}
-
-impl MemoryOffsets {
-    fn read() -> Result<Self, TypeError> {
-        let types = KernelTypes::read()?;
-        Ok(Self {
-            of_task: types.offset_of("task_struct", "mm")?.into(),
-            start_code: types.offset_of("mm_struct", "start_code")?.into(),
-            thread_pointer: match strata_abi::arch::THREAD_POINTER {
-                Some(field) => types.offset_of("task_struct", field)?.into(),
-                None => 0,
-            },
-            thread_pid: types.offset_of("task_struct", "thread_pid")?.into(),
-            level: types.offset_of("pid", "level")?.into(),
-            numbers: types.offset_of("pid", "numbers")?.into(),
-            probes: ProbeOffsets::of(&types).unwrap_or_else(|error| {
-                tracing::debug!(%error, "this kernel has no uprobes");
-                ProbeOffsets::default()
-            }),
-        })
-    }
-}
-
-/// Where the BPF programs find the addresses that the kernel has replaced for probes; zeros in a kernel without
-/// such probes.
-#[derive(Default)]
-struct ProbeOffsets {
-    of_task: u64,
-    slot: u64,
-    instruction: u64,
-    instances: u64,
-    stack: u64,
-    original: u64,
-    next: u64,
-}
-
-impl ProbeOffsets {
-    fn of(types: &KernelTypes) -> Result<Self, TypeError> {
-        Ok(Self {
-            of_task: types.offset_of("task_struct", "utask")?.into(),
-            slot: types.offset_of("uprobe_task", "xol_vaddr")?.into(),
-            instruction: types.offset_of("uprobe_task", "vaddr")?.into(),
-            instances: types.offset_of("uprobe_task", "return_instances")?.into(),
-            stack: types.offset_of("return_instance", "stack")?.into(),
-            original: types.offset_of("return_instance", "orig_ret_vaddr")?.into(),
-            next: types.offset_of("return_instance", "next")?.into(),
-        })
-    }
-}
-
-impl TaskOffsets {
-    fn read() -> Result<Self, LoadError> {
-        let types = KernelTypes::read()?;
-        let offset = |field| types.offset_of("task_struct", field);
-        Ok(Self {
-            activity: ActivityOffsets::read(&types)?,
-            tgid: offset("tgid")?,
-            pid: offset("pid")?,
-            state: offset("__state")?,
-            comm: offset("comm")?,
-        })
-    }
+/// Those of programs that look at tasks.
+fn tasks_offsets(types: &KernelTypes) -> Result<Vec<Offsets<u32>>, TypeError> {
+    Ok(vec![Offsets::read(types, offsets::TASKS)?, Offsets::read(types, offsets::ACTIVITY)?])
 }
 
 fn kernel_names(ebpf: &mut Ebpf) -> Result<Arc<KernelNames>, LoadError> {

@@ -16,7 +16,6 @@ use super::{HotValue, LoadError, Programs, map, program};
 use crate::blocking_reader::{Owner, ROOT, owner_of};
 use crate::kernel::thread_reader::client::{Ending, Reader};
 use crate::kernel::thread_reader::{Cost, Order, iterator};
-use crate::kernel::type_info::KernelTypes;
 
 const PROGRAM: &str = "walk_threads";
 /// What sends the last counters of a thread.
@@ -33,48 +32,6 @@ unsafe impl Pod for PassValue {}
 struct WalkingValue(Walking);
 // SAFETY: as above.
 unsafe impl Pod for WalkingValue {}
-
-/// Offsets of fields of the kernel's structs by the names of the programs' globals. An absent one is
-/// 0.
-pub(super) struct ActivityOffsets([(&'static str, u32); FIELDS.len()]);
-
-/// The program's global, the struct and its field, and whether the program needs it.
-const FIELDS: [(&str, &str, &str, bool); 11] = [
-    ("TASK_FLAGS", "task_struct", "flags", true),
-    // Absent in kernels for a single CPU.
-    ("TASK_ON_CPU", "task_struct", "on_cpu", false),
-    ("TASK_ON_RQ", "task_struct", "on_rq", true),
-    // Since 6.12.
-    ("TASK_DELAYED", "task_struct", "se.sched_delayed", false),
-    ("TASK_VOLUNTARY", "task_struct", "nvcsw", true),
-    ("TASK_INVOLUNTARY", "task_struct", "nivcsw", true),
-    ("TASK_START", "task_struct", "start_time", true),
-    ("TASK_RUN", "task_struct", "se.sum_exec_runtime", true),
-    // With CONFIG_SCHED_INFO, as distributions have it.
-    ("TASK_DELAY", "task_struct", "sched_info.run_delay", false),
-    ("TASK_CRED", "task_struct", "cred", true),
-    ("CRED_UID", "cred", "uid", true),
-];
-
-impl ActivityOffsets {
-    pub(super) fn read(types: &KernelTypes) -> Result<Self, LoadError> {
-        let mut offsets = FIELDS.map(|(global, ..)| (global, 0));
-        for ((_, of, field, is_needed), (_, offset)) in FIELDS.iter().zip(&mut offsets) {
-            match types.offset_of(of, field) {
-                Ok(found) => *offset = found,
-                Err(error) if *is_needed => return Err(error.into()),
-                Err(_) => {}
-            }
-        }
-        Ok(Self(offsets))
-    }
-
-    pub(super) fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
-        for (global, offset) in &self.0 {
-            loader.override_global(global, offset, true);
-        }
-    }
-}
 
 /// Sets the sizes of the maps.
 pub(super) fn size(loader: &mut EbpfLoader<'_>, ring_bytes: u32) {
