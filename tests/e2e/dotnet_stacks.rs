@@ -74,7 +74,7 @@ fn no_caller_is_skipped_in_ten_thousand_samples() -> Result<()> {
         let file = folder.path().join("graph");
         let path = file.display().to_string();
         // Its loops that are replaced while they run have a part of its time each.
-        let mut command = dotnet.program(version, "SmallMethods", &[&path, "7"])?;
+        let mut command = dotnet.program(version, "SmallMethods", &[&path, "8"])?;
         command.env("STRATA_TARGET_CLOCK", "cpu");
         // Else lambdas, which cannot be kept from it, end up inside their callers.
         command.env("DOTNET_TieredPGO", "0");

@@ -167,14 +167,16 @@ impl Record {
 
 impl Recording {
     /// Ends it, as Ctrl-C does, once each of these processes has used so many CPU seconds: enough
-    /// samples, however busy the machine is.
+    /// samples, however busy the machine is. It ends by itself where those that it selects have.
     pub fn finish_when_used(mut self, pids: &[i32], seconds: f64) -> Result<Recorded> {
         let used = |pid: i32| cpu_seconds_of(pid).unwrap_or(f64::INFINITY);
         let wanted: Vec<(i32, f64)> = pids.iter().map(|pid| (*pid, used(*pid) + seconds)).collect();
         wait_until("the targets have used their CPU time", LONGEST_WAIT, || {
             wanted.iter().all(|(pid, until)| used(*pid) >= *until) || !self.running.is_alive()
         })?;
-        self.running.signal(Signal::INT)?;
+        if self.running.is_alive() {
+            self.running.signal(Signal::INT)?;
+        }
         self.finish()
     }
 
