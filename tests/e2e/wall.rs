@@ -553,6 +553,25 @@ fn five_thousand_threads_have_their_time_and_are_not_disturbed() -> Result<()> {
     Ok(())
 }
 
+/// Three thousand threads that all move: the first pass over them, which is all that a short recording may
+/// have, finds the unwind tables of what was selected.
+#[test]
+fn the_first_moments_of_a_recording_have_whole_stacks() -> Result<()> {
+    const THREADS: usize = 3_000;
+    let _machine = machine::beside_others()?;
+    let count = THREADS.to_string();
+    let mut target = Running::start(&c_target("sleepers")?, &[&count, &count, "600", "150"])?;
+    target.wait_for_line("ready", PATIENCE)?;
+    let recorded = record()?.pid(target.pid()).option("-e", "wall").seconds(3.0).run()?;
+    let stacks = wall(&recorded)?;
+    let is_whole = |stack: &&Stack| has(stack, "naps") && has(stack, "start_thread");
+    let all = seconds(stacks.stacks.iter());
+    let whole = seconds(stacks.stacks.iter().filter(is_whole));
+    println!("{all:.0} s, {whole:.0} s whole");
+    assert!(all > 2.9 * THREADS as f64 && whole > 0.995 * all);
+    Ok(())
+}
+
 /// What a tracer sees of a program that sleeps again and again, while its threads are walked: no signal, and no call
 /// that ends early.
 #[test]

@@ -169,14 +169,19 @@ impl Loading {
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {
-        if self.asked.is_empty() { None } else { self.service.next_deadline() }
+        if self.is_asked() { self.service.next_deadline() } else { None }
+    }
+
+    /// Whether answers are to come.
+    pub fn is_asked(&self) -> bool {
+        !self.asked.is_empty()
     }
 
     pub fn service(&mut self) -> &mut FileService {
         &mut self.service
     }
 
-    /// Waits for an answer, at most so long. Only for the end of a recording.
+    /// Waits for an answer, at most so long. Only where nothing is sampled: before the start and at the end.
     pub fn block(&mut self, most: Duration) {
         let mut poll = libc::pollfd {
             fd: std::os::fd::AsRawFd::as_raw_fd(&self.service.poll_fd()),

@@ -15,6 +15,8 @@ use crate::kernel::perf_event;
 /// A sampler that does not start is tried again after this time, and twice as late each time after that.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// Sampling begins without the unwind tables of what was selected after this time.
+const LONGEST_LOADING: Duration = Duration::from_secs(1);
 
 /// A sampler did not start after a pause.
 pub(super) struct Failing {
@@ -54,16 +56,34 @@ impl Engine {
         for pid in wanted {
             self.look_for_runtime(pid);
             if waits {
-                // A thread may wait only once: its stack must be complete the first time.
                 self.loading.need(&self.table, pid, 0);
                 self.processes.dirty.insert(pid);
             }
+        }
+        if waits {
+            self.load_selected();
         }
         self.sampling.started = monotonic_nanos();
         if let Some(wall) = &mut self.wall {
             wall.started = self.sampling.started;
         }
         self.start_sampling()
+    }
+
+    /// Publishes what was asked for as it comes. A thread may wait only once: its stack must be complete
+    /// the first time.
+    fn load_selected(&mut self) {
+        let until = Instant::now() + LONGEST_LOADING;
+        loop {
+            self.turn.now = Instant::now();
+            self.answer_files();
+            self.publish_dirty();
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || !self.loading.is_asked() {
+                break;
+            }
+            self.loading.block(left);
+        }
     }
 
     /// When sampling started, by the records' clock.

@@ -206,7 +206,7 @@ impl Engine {
     }
 
     /// Files whose answers have arrived; processes that wait for them become dirty again.
-    fn answer_files(&mut self) {
+    pub(super) fn answer_files(&mut self) {
         self.loading.answers(&mut self.programs, &mut self.store, &mut self.table);
         if self.loading.take_progress() {
             self.processes.dirty.extend(self.loading.take_waiting());
@@ -214,7 +214,7 @@ impl Engine {
     }
 
     /// Publishes every process whose mappings changed and whose files are all known.
-    fn publish_dirty(&mut self) {
+    pub(super) fn publish_dirty(&mut self) {
         for pid in std::mem::take(&mut self.processes.dirty) {
             let Some(process) = self.table.get(pid) else { continue };
             if process.exited && !self.pending.waits_for(pid) || self.store.is_skipped(pid) {
