@@ -4,6 +4,8 @@
 use std::process::Command;
 
 use anyhow::Result;
+use rustix::process::Signal;
+use strata_tests::daemon::PATIENCE;
 use strata_tests::running::Running;
 use strata_tests::stacks::Completeness;
 use strata_tests::strata::Recorded;
@@ -324,5 +326,48 @@ fn a_500_deep_recursion_is_whole_and_a_3000_deep_one_is_marked_as_cut() -> Resul
     assert!(burning.total() > 200 && marked > 0.995 && right > 0.995);
     let cut = recorded.summary()?.losses_named(&["frame_limit"]);
     assert!(cut as f64 >= 0.99 * burning.total() as f64, "only {cut} cut stacks are counted");
+    Ok(())
+}
+
+/// A program whose main thread has ended: before the recording, during it, and where the whole host is
+/// recorded. `/proc` shows nothing of it under its own number, and it has not ended.
+#[test]
+fn a_process_goes_on_when_its_main_thread_has_ended() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let program = targets::c("leaderless").flag("-pthread").build()?;
+    let start = || -> Result<Running> {
+        let mut target = Running::start(&program, &[])?;
+        target.wait_for_line("ready", PATIENCE)?;
+        Ok(target)
+    };
+    let (attached, other) = (start()?, start()?);
+    let of_one =
+        strata::record()?.frequency(FREQUENCY).pid(attached.pid()).option("-e", "cpu,wall");
+    let of_one = of_one.start()?.finish_when_used(&[attached.pid()], 0.5)?;
+    let of_host = strata::record()?.frequency(FREQUENCY).start()?;
+    let of_host = of_host.finish_when_used(&[other.pid()], 0.5)?;
+    let line = format!("{} & sleep 3; kill $!", program.display());
+    let launched = strata::record()?.frequency(FREQUENCY).shell(&line).run()?;
+    let of_command = launched.stacks()?.that(|stack| stack.comm() == "leaderless");
+    let profile = of_one.profile()?;
+    let all = [
+        (profile.stacks_of("samples")?, 50),
+        (of_host.stacks()?.of_pid(other.pid()), 50),
+        (of_command, 50),
+    ];
+    for (stacks, least) in all {
+        let whole = stacks.that(|stack| {
+            let has = |name: &str| stack.frames.iter().any(|frame| frame.name == name);
+            has("burns") && has("works") && has("start_thread")
+        });
+        println!("{} samples, {} whole", stacks.total(), whole.total());
+        assert!(stacks.total() > least && whole.total() * 100 > stacks.total() * 95);
+    }
+    let waiting = profile.stacks_of("wall")?.that(|stack| stack.has("rests"));
+    assert!(waiting.total() > 0 && waiting.stacks.iter().all(|stack| stack.has("start_thread")));
+    // And one that ends ends the recording.
+    let recording = strata::record()?.pid(attached.pid()).seconds(60.0).start()?;
+    attached.signal(Signal::KILL)?;
+    assert!(recording.finish()?.summary()?.number("duration_seconds")? < 30.0);
     Ok(())
 }

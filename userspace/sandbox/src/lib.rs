@@ -12,7 +12,7 @@
 //!
 //! Code map: [`identity`] which file is it; [`protocol`], [`wire`], [`channel`] the protocol
 //! between the processes; [`opener`], and [`opening`] with its shared functions; [`worker`],
-//! [`sandbox`], [`jobs`], [`target_file`], [`facts`], [`symbols`], [`managed`], [`related`];
+//! [`sandbox`], [`jobs`], [`living_thread`], [`target_file`], [`facts`], [`symbols`], [`managed`], [`related`];
 //! [`service`] with [`request`], [`answer`], [`cache`] and [`child`]; [`capabilities`], which helpers
 //! keep; [`error`].
 //!
@@ -29,6 +29,7 @@ pub mod exercise;
 mod facts;
 mod identity;
 mod jobs;
+mod living_thread;
 mod managed;
 mod managed_jobs;
 mod opener;
@@ -51,6 +52,7 @@ pub use error::{ChildKind, Death, FileError, Refusal};
 pub use facts::FileFacts;
 pub use identity::{FileIdentity, IdentityTrust};
 pub use jobs::{JobError, StandardJobs, WorkerJobs};
+pub use living_thread::living_thread;
 pub use managed::{
     AssemblyCode, FilePart, IlPlace, ImagePlace, ManagedFacts, ManagedLines, ManagedMethod,
     ManagedNames,

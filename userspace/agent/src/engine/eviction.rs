@@ -90,12 +90,16 @@ impl Engine {
             self.processes.dirty.extend(self.store.published());
         }
         self.look_after_cpus();
+        self.look_after_leaderless();
         self.take_last_snapshots_of_ended();
         let pending = &self.pending;
         let table = &mut self.table;
         let (programs, store) = (&mut self.programs, &mut self.store);
         let managed = &mut self.managed;
         self.processes.ended.retain(|&pid| {
+            if table.is_leaderless(pid) {
+                return true;
+            }
             // The pid may be another process by now.
             if !table.get(pid).is_some_and(|process| process.exited) {
                 return false;
@@ -110,7 +114,6 @@ impl Engine {
             false
         });
         let table = &self.table;
-        // Threads may go on when their leader has ended; then their process is there still.
         let is_there = |pid, image| table.get(pid).is_some_and(|process| process.image == image);
         self.waits.retain(is_there);
         self.waits.memory.retain_users(|pid| table.get(pid).is_some());
@@ -123,6 +126,25 @@ impl Engine {
         let are_many = self.table.files.count() > self.eviction.files_in_use.len() + MANY_NEW_FILES;
         if are_many && !self.eviction.is_symbolizing {
             self.forget_files(true);
+        }
+    }
+
+    /// A process has ended.
+    pub(super) fn ended(&mut self, pid: u32) {
+        self.note_exited(pid);
+        self.programs.release(pid);
+        self.selection.ended(pid);
+        self.processes.ended.push(pid);
+    }
+
+    /// Processes whose main thread has ended end with their last thread, of whose end the event may be lost.
+    fn look_after_leaderless(&mut self) {
+        self.processes.ended.extend(self.table.take_leaderless());
+        let are_gone = |pid: &u32| self.table.is_leaderless(*pid) && !still_runs(*pid);
+        let gone: Vec<u32> = self.processes.ended.iter().copied().filter(are_gone).collect();
+        for pid in gone {
+            self.table.end(pid);
+            self.ended(pid);
         }
     }
 

@@ -13,7 +13,6 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::{Engine, monotonic_nanos};
-use crate::kernel::perf_record::Event;
 use crate::processes::scan::Repair;
 use crate::processes::table::Change;
 
@@ -126,10 +125,8 @@ impl Engine {
                     self.repaired(pid, &change);
                 }
                 Repair::Gone { pid } => {
-                    let end = Event::Exit { pid, tid: pid };
-                    self.table.apply(&end, monotonic_nanos());
-                    self.selection.ended(pid);
-                    self.processes.ended.push(pid);
+                    self.table.end(pid);
+                    self.ended(pid);
                 }
                 Repair::Again { pid } => {
                     self.processes.scanner.ask_repair(&self.table, pid);

@@ -56,7 +56,7 @@ pub(super) struct Processes {
     pub(super) scanner: Scanner,
     /// Their extents may have to be published anew.
     pub(super) dirty: HashSet<u32>,
-    /// Their leader has ended.
+    /// Their last thread has ended, or their main one.
     pub(super) ended: Vec<u32>,
     /// They have executed a program while their time was counted, and are asked who they are: at most
     /// [`MOST_EXECUTED`]; the others are asked at their first record.

@@ -167,12 +167,7 @@ impl Engine {
                         self.store.withdraw(&mut self.programs, pid);
                     }
                 }
-                Change::Exited { pid } => {
-                    self.note_exited(pid);
-                    self.programs.release(pid);
-                    self.selection.ended(pid);
-                    self.processes.ended.push(pid);
-                }
+                Change::Exited { pid } => self.ended(pid),
             }
         }
     }

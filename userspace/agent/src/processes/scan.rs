@@ -9,10 +9,11 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
-use super::table::{Change, Mapping, ProcessTable};
+use super::table::{Change, Existing, Mapping, ProcessTable, Threads};
 use crate::blocking_reader::{BlockingReader, Patience, Ticket, owner_of};
 use crate::image_id::ImageId;
 use crate::kernel::perf_record::MappedInode;
+use strata_sandbox::living_thread;
 use strata_sandbox::process_text;
 
 /// Hosts with a dead file system have some such processes.
@@ -167,9 +168,11 @@ impl Scanner {
 
 /// Processes may end at any moment: one that cannot be read counts as gone.
 fn read(pid: u32) -> Option<Found> {
-    let file = File::open(format!("/proc/{pid}/maps")).ok()?;
+    let stat = stat(pid)?;
+    let shown = if stat.is_zombie() { living_thread(pid)? } else { pid };
+    let file = File::open(format!("/proc/{shown}/maps")).ok()?;
     let mut lines = BufReader::new(file.take(MAX_MAPS));
-    let mut found = Found { code: Vec::new(), has_memory: false, stat: stat(pid)? };
+    let mut found = Found { code: Vec::new(), has_memory: false, stat };
     let mut line = Vec::new();
     while lines.read_until(b'\n', &mut line).ok()? > 0 && found.code.len() < MAX_CODE {
         found.has_memory = true;
@@ -186,7 +189,7 @@ fn read(pid: u32) -> Option<Found> {
 impl Found {
     /// A kernel thread, or a zombie.
     fn is_gone(&self) -> bool {
-        !self.has_memory && (self.stat.parent == KTHREADD || self.stat.state == "Z")
+        !self.has_memory && (self.stat.parent == KTHREADD || self.stat.is_zombie())
     }
 
     fn insert(self, table: &mut ProcessTable, pid: u32) -> bool {
@@ -194,8 +197,10 @@ impl Found {
             return false;
         }
         let mappings = self.mappings(table);
-        let Stat { comm, parent, .. } = self.stat;
-        table.insert_existing(pid, parent, &comm, mappings);
+        let Stat { ref comm, parent, threads, .. } = self.stat;
+        let threads =
+            Threads { is_leaderless: self.stat.is_zombie(), others: threads.saturating_sub(1) };
+        table.insert_existing(Existing { pid, parent, comm, threads }, mappings);
         true
     }
 
@@ -223,6 +228,14 @@ struct Stat {
     comm: String,
     state: String,
     parent: u32,
+    threads: u32,
+}
+
+impl Stat {
+    /// A process that has ended, or whose main thread has.
+    fn is_zombie(&self) -> bool {
+        self.state == "Z"
+    }
 }
 
 fn stat(pid: u32) -> Option<Stat> {
@@ -231,7 +244,8 @@ fn stat(pid: u32) -> Option<Stat> {
     let comm = String::from_utf8_lossy(stat.name).into_owned();
     let state = stat.field(3)?.to_owned();
     let parent = stat.field(4)?.parse().ok()?;
-    Some(Stat { comm, state, parent })
+    let threads = stat.field(20)?.parse().ok()?;
+    Some(Stat { comm, state, parent, threads })
 }
 
 struct Line<'a> {

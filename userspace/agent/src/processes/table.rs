@@ -49,10 +49,58 @@ pub struct Process {
     pub parent: u32,
     pub image: ImageId,
     pub space: Space,
+    /// Its last thread has ended.
     pub exited: bool,
+    /// Its main thread has ended, and others may go on.
+    is_leaderless: bool,
+    /// Threads beside the main one, as far as is known.
+    others: u32,
     events: MappingEvents,
     /// It executes a new program, without mappings yet.
     is_executing: bool,
+}
+
+impl Process {
+    fn new(parent: u32, image: ImageId, space: Space, events: MappingEvents) -> Self {
+        Self {
+            parent,
+            image,
+            space,
+            exited: false,
+            is_leaderless: false,
+            others: 0,
+            events,
+            is_executing: false,
+        }
+    }
+
+    /// A thread ends. Whether it is the last one, as far as is known.
+    fn end_of_thread(&mut self, is_leader: bool) -> bool {
+        if is_leader {
+            self.is_leaderless = true;
+        } else {
+            self.others = self.others.saturating_sub(1);
+        }
+        let is_last = self.is_leaderless && self.others == 0 && !self.exited;
+        self.exited |= is_last;
+        is_last
+    }
+}
+
+/// What `/proc` shows of a process that was there before events were.
+#[derive(Clone, Copy, Debug)]
+pub struct Existing<'a> {
+    pub pid: u32,
+    pub parent: u32,
+    pub comm: &'a str,
+    pub threads: Threads,
+}
+
+/// The threads of a process: whether its main thread has ended, and how many others there are.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Threads {
+    pub is_leaderless: bool,
+    pub others: u32,
 }
 
 /// The effect of an event, for components with state of their own per process.
@@ -76,7 +124,7 @@ pub enum Change {
     Renamed {
         pid: u32,
     },
-    /// The thread group's leader ended; other threads may run on for a while.
+    /// The last thread of a process has ended.
     Exited {
         pid: u32,
     },
@@ -106,6 +154,8 @@ pub struct ProcessTable {
     pub refused_mappings: u64,
     /// Skipped mapping events of processes that map without end.
     pub muted_events: u64,
+    /// Processes whose main thread has ended before others since [`Self::take_leaderless`].
+    leaderless: Vec<u32>,
 }
 
 impl ProcessTable {
@@ -143,7 +193,8 @@ impl ProcessTable {
 
     /// A process whose mappings are unknown (a kernel thread, one that was missed).
     pub fn insert_unknown(&mut self, pid: u32, comm: &str) {
-        self.insert_existing(pid, 0, comm, Vec::new());
+        let threads = Threads::default();
+        self.insert_existing(Existing { pid, parent: 0, comm, threads }, Vec::new());
     }
 
     pub fn image(&self, id: ImageId) -> Option<&Image> {
@@ -177,7 +228,8 @@ impl ProcessTable {
     }
 
     /// A process that was there before events were.
-    pub fn insert_existing(&mut self, pid: u32, parent: u32, comm: &str, mappings: Vec<Mapping>) {
+    pub fn insert_existing(&mut self, existing: Existing<'_>, mappings: Vec<Mapping>) {
+        let Existing { pid, parent, comm, threads } = existing;
         if self.processes.contains_key(&pid) {
             return;
         }
@@ -189,9 +241,12 @@ impl ProcessTable {
             space.map(mapping);
         }
         self.refused_mappings += space.refused;
-        let events = MappingEvents::default();
-        let process = Process { parent, image, space, exited: false, events, is_executing: false };
-        self.processes.insert(pid, process);
+        let Threads { is_leaderless, others } = threads;
+        if is_leaderless {
+            self.leaderless.push(pid);
+        }
+        let process = Process::new(parent, image, space, MappingEvents::default());
+        self.processes.insert(pid, Process { is_leaderless, others, ..process });
     }
 
     /// The reading of `/proc` of a process whose events may have been lost: its name, and what it
@@ -284,26 +339,52 @@ impl ProcessTable {
                 Change::Mapped { pid: *pid, mapping }
             }
             Event::Comm { pid, tid, name, exec } => self.rename(*pid, *tid, name, *exec, time),
-            Event::Fork { pid, parent, .. } if pid == parent => Change::None,
+            Event::Fork { pid, parent, .. } if pid == parent => {
+                if let Some(process) = self.processes.get_mut(pid) {
+                    process.others = process.others.saturating_add(1);
+                }
+                Change::None
+            }
             Event::Fork { pid, parent, .. } => self.fork(*pid, *parent, time),
-            Event::Exit { pid, tid } if pid == tid => {
+            Event::Exit { pid, tid } => {
                 let Some(process) = self.processes.get_mut(pid) else { return Change::None };
+                let is_leader = pid == tid;
                 // A program that gains privileges (a setuid one; any that root's child executes
                 // when its parent has given some up) is reported as ended before it has mapped
                 // anything: `begin_new_exec` calls `perf_event_exit_task` (fs/exec.c, Linux 6.18).
                 // Its end is reported again.
-                if std::mem::take(&mut process.is_executing) {
+                if is_leader && std::mem::take(&mut process.is_executing) {
                     return Change::None;
                 }
-                process.exited = true;
-                Change::Exited { pid: *pid }
+                if process.end_of_thread(is_leader) {
+                    return Change::Exited { pid: *pid };
+                }
+                if is_leader {
+                    self.leaderless.push(*pid);
+                }
+                Change::None
             }
-            Event::Exit { .. } => Change::None,
             Event::Lost { count } => {
                 self.lost_events += count;
                 Change::Lost
             }
         }
+    }
+
+    /// A process has ended, whatever was known of its threads. False where that was known.
+    pub fn end(&mut self, pid: u32) -> bool {
+        let Some(process) = self.processes.get_mut(&pid) else { return false };
+        !std::mem::replace(&mut process.exited, true)
+    }
+
+    /// Processes whose main thread has ended before others, since the last call. Ends of those may be lost.
+    pub fn take_leaderless(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.leaderless)
+    }
+
+    /// Whether the main thread of a process has ended, and others may go on.
+    pub fn is_leaderless(&self, pid: u32) -> bool {
+        self.get(pid).is_some_and(|process| process.is_leaderless && !process.exited)
     }
 
     /// The thread that ends with an event, which has not been applied yet.
@@ -344,9 +425,8 @@ impl ProcessTable {
             let events =
                 before.map_or_else(Default::default, |process| process.events.of_next_program());
             let space = Space::default();
-            let process =
-                Process { parent, image, space, exited: false, events, is_executing: true };
-            self.replace(pid, process, time);
+            let process = Process::new(parent, image, space, events);
+            self.replace(pid, Process { is_executing: true, ..process }, time);
             return Change::Executed { pid };
         }
         if pid == tid
@@ -372,8 +452,7 @@ impl ProcessTable {
         if let Some(image) = self.images.get_mut(&image) {
             image.program = program;
         }
-        let process = Process { parent, image, space, exited: false, events, is_executing: false };
-        self.replace(pid, process, time);
+        self.replace(pid, Process::new(parent, image, space, events), time);
         Change::Forked { pid, parent }
     }
 }
@@ -409,6 +488,10 @@ fn is_jitdump(path: &[u8]) -> bool {
 mod tests {
     use super::*;
 
+    fn existing(pid: u32, comm: &str) -> Existing<'_> {
+        Existing { pid, parent: 1, comm, threads: Threads::default() }
+    }
+
     fn file(start: u64, end: u64, offset: u64) -> Mapping {
         Mapping { start, end, offset, backing: Backing::File(FileId(1)) }
     }
@@ -442,6 +525,40 @@ mod tests {
         assert!(table.get(pid).is_some_and(|process| !process.exited));
         assert_eq!(table.ended_thread(&exit), Some(tid));
         assert_eq!(table.apply(&exit, 4), Change::Exited { pid }, "its end is reported again");
+    }
+
+    #[test]
+    fn a_process_ends_with_its_last_thread() {
+        let mut table = ProcessTable::default();
+        let (pid, gone) = (7, Change::Exited { pid: 7 });
+        let thread = |tid| Event::Fork { pid, parent: pid, tid };
+        let exit = |tid| Event::Exit { pid, tid };
+        table.apply(&Event::Fork { pid, parent: 1, tid: pid }, 1);
+        for tid in [8, 9] {
+            table.apply(&thread(tid), 1);
+        }
+        assert_eq!(table.apply(&exit(9), 2), Change::None);
+        assert_eq!(table.apply(&exit(pid), 3), Change::None);
+        assert_eq!((table.take_leaderless(), table.is_leaderless(pid)), (vec![pid], true));
+        // A thread that goes on may make others.
+        table.apply(&thread(10), 4);
+        assert_eq!(table.apply(&exit(8), 5), Change::None);
+        assert_eq!(table.apply(&exit(10), 6), gone);
+        assert!(!table.is_leaderless(pid) && !table.end(pid));
+        // One whose leader had ended before events were, and of whose threads an end is lost.
+        let threads = Threads { is_leaderless: true, others: 2 };
+        table.insert_existing(Existing { threads, ..existing(11, "late") }, vec![]);
+        assert_eq!(table.take_leaderless(), [11]);
+        assert_eq!(table.apply(&Event::Exit { pid: 11, tid: 12 }, 7), Change::None);
+        assert!(table.end(11));
+        // The last thread executes another program.
+        table.apply(&Event::Fork { pid: 20, parent: 1, tid: 20 }, 8);
+        table.apply(&Event::Fork { pid: 20, parent: 20, tid: 21 }, 8);
+        table.apply(&Event::Exit { pid: 20, tid: 20 }, 9);
+        let name = b"next".as_slice().into();
+        table.apply(&Event::Comm { pid: 20, tid: 20, name, exec: true }, 10);
+        assert!(!table.is_leaderless(20));
+        table.end(20);
     }
 
     /// A mapping event of this path.
@@ -492,13 +609,13 @@ mod tests {
         let mut table = ProcessTable::default();
         let page = |number: u64| file(number * 0x2000, number * 0x2000 + 0x1000, 0);
         let pages = |count: usize| (0..count as u64).map(page).collect::<Vec<_>>();
-        table.insert_existing(7, 1, "wide", pages(MAX_MAPPINGS + 3));
+        table.insert_existing(existing(7, "wide"), pages(MAX_MAPPINGS + 3));
         assert_eq!(table.refused_mappings, 3);
-        table.insert_existing(8, 1, "full", pages(MAX_MAPPINGS));
+        table.insert_existing(existing(8, "full"), pages(MAX_MAPPINGS));
         assert_eq!(table.refused_mappings, 3);
         table.repair(8, "full", &pages(MAX_MAPPINGS + 2), 1);
         assert_eq!(table.refused_mappings, 5);
-        table.insert_existing(9, 1, "small", pages(1));
+        table.insert_existing(existing(9, "small"), pages(1));
         table.repair(9, "small", &pages(2), 1);
         assert_eq!(table.refused_mappings, 5);
         table.remove(7);
@@ -514,7 +631,7 @@ mod tests {
             Mapping { backing, ..file(number << 16, (number << 16) + 0x1000, 0) }
         };
         let mappings = [mapped(1, b"/app/A.dll"), mapped(2, b"/app/host"), mapped(3, b"/lib/c.so")];
-        table.insert_existing(7, 1, "host", mappings.to_vec());
+        table.insert_existing(existing(7, "host"), mappings.to_vec());
         table.apply(&Event::Fork { pid: 8, tid: 8, parent: 7 }, 1);
         for pid in [7, 8] {
             let image = table.get(pid).expect("a process").image;
@@ -541,7 +658,7 @@ mod tests {
         let (shell, library, other) =
             (backing(1, b"/bin/sh"), backing(2, b"/lib/c.so"), backing(3, b"/bin/cat"));
         let at = |start: u64, backing| Mapping { backing, ..file(start, start + 0x1000, 0) };
-        table.insert_existing(7, 1, "sh", vec![at(0x1000, shell)]);
+        table.insert_existing(existing(7, "sh"), vec![at(0x1000, shell)]);
         let before = table.get(7).expect("a process").image;
         // It mapped a library, and the event was lost.
         let seen = [at(0x1000, shell), at(0x5000, library)];
@@ -561,7 +678,7 @@ mod tests {
     #[test]
     fn exec_starts_a_new_image_and_forgets_mappings() {
         let mut table = ProcessTable::default();
-        table.insert_existing(7, 1, "sh", vec![file(0x1000, 0x2000, 0)]);
+        table.insert_existing(existing(7, "sh"), vec![file(0x1000, 0x2000, 0)]);
         let old = table.get(7).map(|process| process.image);
         let exec = Event::Comm { pid: 7, tid: 7, name: b"cat".to_vec(), exec: true };
         assert_eq!(table.apply(&exec, 5), Change::Executed { pid: 7 });

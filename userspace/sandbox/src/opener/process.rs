@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use super::{Refused, refused};
 use crate::error::Refusal;
+use crate::living_thread::{is_over, living_thread};
 use crate::protocol::ProcessRef;
 
 /// How many processes are held at once.
@@ -61,18 +62,23 @@ pub fn open_process(process: ProcessRef) -> Result<OwnedFd, Refused> {
             errno => refused(errno),
         },
     )?;
-    if let Some(expected) = process.start_time {
-        let gone = |errno: Errno| (Refusal::ProcessGone, errno.raw_os_error());
-        let stat = openat(&directory, "stat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(gone)?;
-        let mut buffer = [0; STAT_BYTES];
-        let length = rustix::io::read(&stat, &mut buffer).map_err(gone)?;
-        let actual = start_time_of_stat(buffer.get(..length).unwrap_or_default());
-        if actual != Some(expected) {
-            return Err((Refusal::ProcessChanged, 0));
-        }
+    let gone = |errno: Errno| (Refusal::ProcessGone, errno.raw_os_error());
+    let stat = openat(&directory, "stat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(gone)?;
+    let mut buffer = [0; STAT_BYTES];
+    let length = rustix::io::read(&stat, &mut buffer).map_err(gone)?;
+    let stat = buffer.get(..length).unwrap_or_default();
+    if process.start_time.is_some_and(|expected| start_time_of_stat(stat) != Some(expected)) {
+        return Err((Refusal::ProcessChanged, 0));
     }
-    Ok(directory)
+    let state = Stat::parse(stat).and_then(|stat| stat.field(3));
+    if !state.is_some_and(is_over) {
+        return Ok(directory);
+    }
+    // Its threads may go on, and the directory of one shows the same files. A process that has been asked
+    // for by its start time is there still, as long as one of its threads is.
+    let thread = living_thread(process.pid).ok_or((Refusal::ProcessGone, 0))?;
+    open(format!("/proc/{thread}"), flags, Mode::empty()).map_err(refused)
 }
 
 /// When a process started, by its `/proc/PID/stat`: in clock ticks since boot.

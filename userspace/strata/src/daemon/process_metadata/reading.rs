@@ -15,6 +15,7 @@ use std::time::Duration;
 use strata_config::rules::Rule;
 use strata_metadata::Environment;
 use strata_metadata::environment::{MAX_BLOCK, Use, use_of};
+use strata_sandbox::living_thread;
 use strata_sandbox::process_text::Stat;
 
 use uuid::Uuid;
@@ -87,9 +88,14 @@ pub struct Seen {
 
 impl Seen {
     fn read(pid: u32, wanted: &Wanted) -> Self {
-        let exe = std::fs::read_link(format!("/proc/{pid}/exe")).ok();
-        let exe = exe.map(|path| String::from_utf8_lossy(path.as_os_str().as_bytes()).into_owned());
+        let mut exe = exe_of(pid);
         let is_kernels = exe.is_none() && is_kernels(pid);
+        // Where its main thread has ended, another shows what it was started with.
+        let has_none = exe.is_none() && !is_kernels;
+        let pid = if has_none { living_thread(pid).unwrap_or(pid) } else { pid };
+        if has_none {
+            exe = exe_of(pid);
+        }
         let block = if is_kernels { None } else { block_of(pid) };
         let (environment, not_kept) = used(block.as_deref().unwrap_or_default(), wanted);
         Self {
@@ -102,6 +108,11 @@ impl Seen {
             at: monotonic_nanos(),
         }
     }
+}
+
+fn exe_of(pid: u32) -> Option<String> {
+    let path = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    Some(String::from_utf8_lossy(path.as_os_str().as_bytes()).into_owned())
 }
 
 /// Whether it is a thread of the kernel: those have no memory of their own.
