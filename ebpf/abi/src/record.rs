@@ -86,10 +86,12 @@ impl End {
 /// What a record holds after its header.
 pub const FORM_UNWOUND: u8 = 0;
 pub const FORM_RAW: u8 = 1;
-/// The end of a wait: no stack. `value` is when the wait began, and the only word is when the
-/// thread was woken, or 0.
+/// The end of a wait: no stack. `value` is when the wait began, and its words are when the thread was
+/// woken, or 0; and for how long it was walked from then on, with [`WOKEN_BY_OWN_CPU`].
 pub const FORM_ENDED: u8 = 2;
-pub const ENDED_WORDS: usize = 1;
+pub const ENDED_WORDS: usize = 2;
+/// The thread was woken by the CPU that it had left, which could do so only when it had been walked.
+pub const WOKEN_BY_OWN_CPU: u64 = 1 << 63;
 
 /// The last words of a wait's first record, after its frames or its copied stack: the thread's
 /// state, and the number of the system call it is in, or [`NO_SYSCALL`].

@@ -236,13 +236,21 @@ pub struct WaitSet {
     pub blocks: [Block; wait_slots::WAYS],
 }
 
-/// A wait that was sent.
+/// A wait that was sent, or is being walked.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct WaitTimes {
     pub began: u64,
     /// When its thread was woken; 0 before.
     pub woken: u64,
+    /// Nanoseconds from then on in which its thread was still on the CPU, being walked.
+    pub walk: u32,
+    /// Where that was, and [`WOKEN_THERE`].
+    pub cpu: u32,
 }
+
+/// It was woken on the CPU that it had left.
+pub const WOKEN_THERE: u32 = 1 << 31;
 
 /// A record under construction: header and words are adjacent, as they are sent.
 #[repr(C)]

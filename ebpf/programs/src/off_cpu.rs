@@ -3,7 +3,8 @@
 //! [`switched`] runs at every context switch, with the run queue locked and interrupts off. Of the
 //! waits of a thread some are chosen by chance; of those the stack is walked at once and sent up,
 //! and when one of them runs again its wait's end follows. [`woken`] notes when a chosen thread
-//! could have run.
+//! could have run, and by which CPU: where a chosen wait stands for many that are shorter than the walk
+//! is long, what the walk adds to it would be a large part of the sum.
 //!
 //! Which share of a thread's waits is chosen depends only on how often the thread and its CPU were
 //! walked lately, never on how long a wait will last, and every record carries it as its weight:
@@ -26,9 +27,9 @@ use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id};
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
 use strata_abi::record::{
-    Counter, End, FLAG_LATE, FLAG_WAIT, FORM_ENDED, FORM_RAW, FORM_UNWOUND, Header,
+    Counter, ENDED_WORDS, End, FLAG_LATE, FLAG_WAIT, FORM_ENDED, FORM_RAW, FORM_UNWOUND, Header,
     MAX_KERNEL_FRAMES, NO_SYSCALL, RAW_OTHER_PAGES, RAW_WAIT_PAGES, SOURCE_OFF_CPU, STATE_RUNNABLE,
-    WAIT_WORDS,
+    WAIT_WORDS, WOKEN_BY_OWN_CPU,
 };
 use strata_abi::tables::UNWANTED_OFF_CPU;
 use strata_abi::wait_pace::{self, Block, MAX_SHIFT};
@@ -38,8 +39,9 @@ use crate::arch::{SAVED_MODE, SAVED_SYSCALL, is_native, is_user};
 use crate::context::read_context;
 use crate::maps::{
     CpuPace, HOST_WINDOWS, Hot, OFF_CPU_CACHE, OFF_CPU_HOT, OFF_CPU_PACES, OFF_CPU_RECORD,
-    OFF_CPU_SWITCHES, PROCESSES, Pace, Record, WAIT_SLOTS, WAIT_TIMES, WAITING, WaitSet, WaitTimes,
-    count, is_left_out, switch_offsets, task_mm, wait_budget, wait_cpus, wait_seed, window_shift,
+    OFF_CPU_SWITCHES, PROCESSES, Pace, Record, WAIT_SLOTS, WAIT_TIMES, WAITING, WOKEN_THERE,
+    WaitSet, WaitTimes, count, is_left_out, switch_offsets, task_mm, wait_budget, wait_cpus,
+    wait_seed, window_shift,
 };
 use crate::sampler::{
     BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, Whose, emit, fill_header, has_program, kernel_stack,
@@ -106,7 +108,8 @@ pub fn switched(context: BtfTracePointContext) -> i32 {
     0
 }
 
-#[btf_tracepoint(function = "sched_wakeup")]
+/// Runs where a thread is woken from; `sched_wakeup` may run where it will run.
+#[btf_tracepoint(function = "sched_waking")]
 pub fn woken(context: BtfTracePointContext) -> i32 {
     let task: *const task_struct = context.arg(0);
     // SAFETY: as above.
@@ -115,13 +118,16 @@ pub fn woken(context: BtfTracePointContext) -> i32 {
         return 0;
     }
     let Some((way, times)) = wait_of(tid) else { return 0 };
-    // SAFETY: a helper without preconditions.
-    let now = unsafe { bpf_ktime_get_ns() };
+    // SAFETY: helpers without preconditions.
+    let (now, cpu) = unsafe { (bpf_ktime_get_ns(), bpf_get_smp_processor_id()) };
     // SAFETY: a map value; plain words that another CPU may change, read for themselves.
     unsafe {
         // Another thread may have taken the slot, and wait.
         if (*times).woken == 0 && owner(tid, way) == tid {
             (*times).woken = now;
+            if (*times).cpu == cpu {
+                (*times).cpu = cpu | WOKEN_THERE;
+            }
         }
     }
     0
@@ -218,23 +224,29 @@ fn times_of(tid: u32, way: usize) -> Option<*mut WaitTimes> {
 fn end_wait(tid: u32, flags: u8) {
     let Some((way, times)) = wait_of(tid) else { return };
     // SAFETY: a map value; words that another CPU may change.
-    let WaitTimes { began, woken } = unsafe { core::ptr::read_volatile(times) };
+    let wait = unsafe { core::ptr::read_volatile(times) };
     // Another thread may take the slot at this moment, and end the wait.
     if !clear_waiting(tid, way) {
         return;
     }
     // SAFETY: as above.
-    if unsafe { core::ptr::read_volatile(times) }.began != began {
+    if unsafe { core::ptr::read_volatile(times) }.began != wait.began {
         // It has begun a wait of its own: that one's bit was cleared.
         set_waiting(tid, way);
         return;
     }
-    send_end(tid, flags, began, woken);
+    send_end(tid, flags, wait.began, wait.woken, walk_of(&wait));
+}
+
+/// How long the thread of a wait was walked, and whether its own CPU has woken it.
+#[inline(always)]
+fn walk_of(wait: &WaitTimes) -> u64 {
+    wait.walk as u64 | if wait.cpu & WOKEN_THERE != 0 { WOKEN_BY_OWN_CPU } else { 0 }
 }
 
 /// Sends the end of a thread's wait.
 #[inline(never)]
-fn send_end(tid: u32, flags: u8, began: u64, woken: u64) {
+fn send_end(tid: u32, flags: u8, began: u64, woken: u64, walk: u64) {
     // SAFETY: the helper has no preconditions.
     let cpu = unsafe { bpf_get_smp_processor_id() };
     let (Some(hot), Some(record), Some(all)) = (
@@ -257,9 +269,10 @@ fn send_end(tid: u32, flags: u8, began: u64, woken: u64) {
         record.header.time = woken;
     }
     record.words[0] = woken;
+    record.words[1] = walk;
     hot.hits = 0;
     hot.misses = 0;
-    emit(waits_ring(), hot, record, 1, BPF_RB_NO_WAKEUP);
+    emit(waits_ring(), hot, record, ENDED_WORDS as u64, BPF_RB_NO_WAKEUP);
     // SAFETY: a helper without preconditions.
     note_cpu(all, unsafe { bpf_ktime_get_ns() }.wrapping_sub(now));
 }
@@ -334,8 +347,8 @@ fn take_slot(tid: u32, window: u32) -> u32 {
         if clear_waiting(tid, way) && owner != 0 {
             // What it has waited until now is counted. Its times were there before its bit.
             // SAFETY: as in `end_wait`.
-            let WaitTimes { began, woken } = unsafe { core::ptr::read_volatile(times) };
-            send_end(owner, FLAG_LATE, began, woken);
+            let wait = unsafe { core::ptr::read_volatile(times) };
+            send_end(owner, FLAG_LATE, wait.began, wait.woken, walk_of(&wait));
         }
     }
     // Threads that take slots from each other are not walked more often for it.
@@ -497,6 +510,7 @@ fn send_begin(context: &BtfTracePointContext, state: u32, weight: u32) {
     // Kept here meanwhile: the stack is small.
     header.value = state as u64;
     header.end = End::NoProcess as u8;
+    note_begun(ids as u32, cpu, record.header.time);
     kernel_stack(context.as_ptr(), record);
     // SAFETY: the current task is valid for the whole program.
     let (task, registers) = unsafe {
@@ -543,6 +557,16 @@ fn send(record: &mut Record, hot: &mut Hot, words: u64, registers: *const u8) {
     note_sent(tid, cpu, time, is_sent, is_raw);
 }
 
+/// The thread's wait is about to be walked. It may be woken meanwhile.
+#[inline(never)]
+fn note_begun(tid: u32, cpu: u32, began: u64) {
+    let Some((_, way)) = slot_of(tid) else { return };
+    let Some(times) = times_of(tid, way) else { return };
+    // SAFETY: as in `end_wait`.
+    unsafe { *times = WaitTimes { began, woken: 0, walk: 0, cpu } };
+    set_waiting(tid, way);
+}
+
 /// The stack of the thread's wait has been walked, and sent if there was room.
 #[inline(never)]
 fn note_sent(tid: u32, cpu: u32, began: u64, is_sent: bool, is_raw: bool) {
@@ -550,24 +574,36 @@ fn note_sent(tid: u32, cpu: u32, began: u64, is_sent: bool, is_raw: bool) {
     // SAFETY: as in `send_end`.
     let all = unsafe { &mut *all };
     // SAFETY: a helper without preconditions.
-    note_cpu(all, unsafe { bpf_ktime_get_ns() }.wrapping_sub(began));
+    let walk = unsafe { bpf_ktime_get_ns() }.wrapping_sub(began);
+    note_cpu(all, walk);
     all.raw += is_raw as u32;
-    let Some((set, way)) = slot_of(tid) else {
-        // Another thread has taken the slot during the walk, when there was no wait to end.
-        if is_sent {
-            send_end(tid, FLAG_LATE, began, 0);
+    let slot = slot_of(tid);
+    if let Some((set, way)) = slot {
+        // SAFETY: as in `choose`.
+        note(unsafe { &mut (*set).paces[way] });
+        if !is_sent {
+            clear_waiting(tid, way);
+            return;
         }
-        return;
-    };
-    // SAFETY: as in `choose`.
-    note(unsafe { &mut (*set).paces[way] });
-    let Some(times) = times_of(tid, way).filter(|_| is_sent) else { return };
-    // SAFETY: as in `end_wait`.
-    unsafe { *times = WaitTimes { began, woken: 0 } };
-    set_waiting(tid, way);
-    // A thread that has taken the slot meanwhile may not have seen the wait.
-    if owner(tid, way) != tid && clear_waiting(tid, way) {
-        send_end(tid, FLAG_LATE, began, 0);
+        if let Some((way, times)) = wait_of(tid) {
+            // SAFETY: as in `end_wait`.
+            unsafe {
+                if (*times).began == began {
+                    (*times).walk = if walk > u32::MAX as u64 { u32::MAX } else { walk as u32 };
+                }
+            }
+            // A thread that has taken the slot meanwhile may not have seen the wait.
+            if owner(tid, way) == tid {
+                return;
+            }
+            if !clear_waiting(tid, way) {
+                return;
+            }
+        }
+    }
+    // Another thread has taken the slot, and what it ended was not sent yet.
+    if is_sent {
+        send_end(tid, FLAG_LATE, began, 0, 0);
     }
 }
 

@@ -63,7 +63,7 @@ struct Bare([BareTracepoint; 2]);
 
 impl Bare {
     fn start() -> Result<Self> {
-        let [switch, wakeup] = [c"sched_switch", c"sched_wakeup"].map(BareTracepoint::at);
+        let [switch, wakeup] = [c"sched_switch", c"sched_waking"].map(BareTracepoint::at);
         Ok(Self([switch?, wakeup?]))
     }
 

@@ -64,6 +64,7 @@ impl Engine {
             self.load_selected();
         }
         self.sampling.started = monotonic_nanos();
+        self.waits.started = self.sampling.started;
         if let Some(wall) = &mut self.wall {
             wall.started = self.sampling.started;
         }

@@ -10,7 +10,10 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use strata_abi::record::{End, FLAG_KERNEL_CUT, FLAG_LATE, Header, NO_SYSCALL, STATE_RUNNABLE};
+use strata_abi::record::{
+    ENDED_WORDS, End, FLAG_KERNEL_CUT, FLAG_LATE, Header, NO_SYSCALL, STATE_RUNNABLE,
+    WOKEN_BY_OWN_CPU,
+};
 use strata_abi::tables::UNWANTED_OFF_CPU;
 use strata_kinds::Kind;
 use syscalls::Sysno;
@@ -47,6 +50,7 @@ struct Wait {
     /// Up to when its time is counted.
     counted: u64,
     weight: u32,
+    spare: Spare,
     /// `task_struct.__state`.
     state: u64,
     syscall: u64,
@@ -58,18 +62,66 @@ struct Wait {
     later: Vec<Span>,
 }
 
-/// A part of a wait: when it ended, how long it was, the thread's state.
+/// A part of a wait: when it ended, how long it and those were that it stands for, the thread's state.
 #[derive(Clone, Copy)]
 struct Span {
     time: u64,
-    lasted: u64,
+    value: u64,
     state: &'static str,
+}
+
+/// What has passed of a thread's time and was not counted as a wait: what others may have taken for which a
+/// sampled one stands. A thread cannot wait for longer than it lives: one that was switched all the time and
+/// then sleeps once would, where that sleep is sampled.
+#[derive(Clone, Copy, Default)]
+struct Spare {
+    nanos: u64,
+    /// Up to when time has passed.
+    until: u64,
+}
+
+/// More is not kept: a thread that was running for hours has not waited meanwhile.
+const MOST_SPARE: u64 = 10_000_000_000;
+/// Of a thread that has not waited for so long nothing is kept.
+const KEPT_FOR: u64 = 60_000_000_000;
+
+impl Spare {
+    /// Time passes without a wait that is sampled.
+    fn pass(&mut self, until: u64) {
+        let passed = until.saturating_sub(self.until);
+        self.nanos = self.nanos.saturating_add(passed).min(MOST_SPARE);
+        self.until = self.until.max(until);
+    }
+
+    /// What a part of a wait and others like it have taken.
+    fn take(&mut self, lasted: u64, weight: u32, until: u64) -> u64 {
+        let others = lasted.saturating_mul(u64::from(weight.max(1)) - 1).min(self.nanos);
+        self.nanos -= others;
+        self.until = self.until.max(until);
+        lasted.saturating_add(others)
+    }
 }
 
 impl Wait {
     fn bytes(&self) -> usize {
         let user = self.stack.as_ref().map_or(0, |stack| size_of_val(&*stack.user));
         size_of::<Self>() + size_of_val(&*self.kernel) + user
+    }
+
+    /// Counts the rest of it. `walk`: for how long its thread was walked when it began, and whether the CPU
+    /// that it had left has woken it. Where that could only be after the walk, or it has been preempted, its
+    /// wait began then; where it was woken meanwhile, it has run later for it.
+    fn end(&mut self, until: u64, woken: u64, walk: u64, to: &mut Aggregate) {
+        let left = self.began.saturating_add(walk & !WOKEN_BY_OWN_CPU);
+        let depends_on_it = self.state == STATE_RUNNABLE || walk & WOKEN_BY_OWN_CPU != 0;
+        let (from, woken) = match woken {
+            0 if !depends_on_it => (self.began, 0),
+            woken if woken != 0 && woken <= left => (self.began + (left - woken), left),
+            woken if depends_on_it => (left, woken),
+            woken => (self.began, woken),
+        };
+        self.counted = self.counted.max(from.min(until));
+        self.count(until, woken, to);
     }
 
     /// Counts what has passed until a moment. `woken`: since when it could have run, or 0.
@@ -82,20 +134,23 @@ impl Wait {
         let from = self.counted;
         let until = until.max(from);
         let runs_from = runnable_from.clamp(from, until);
-        let state = state_name(self.state);
-        self.add(Span { time: runs_from, lasted: runs_from - from, state }, to);
-        self.add(Span { time: until, lasted: until - runs_from, state: "runnable" }, to);
+        for (from, time, state) in
+            [(from, runs_from, state_name(self.state)), (runs_from, until, "runnable")]
+        {
+            let value = self.spare.take(time - from, self.weight, time);
+            self.add(Span { time, value, state }, to);
+        }
         self.counted = until;
     }
 
     fn add(&mut self, span: Span, to: &mut Aggregate) {
-        let Span { time, lasted, state } = span;
-        if lasted == 0 {
+        let Span { time, value, state } = span;
+        if value == 0 {
             return;
         }
         let Some(stack) = &self.stack else {
             match self.later.iter_mut().find(|later| later.state == state) {
-                Some(later) => *later = Span { time, lasted: later.lasted + lasted, state },
+                Some(later) => *later = Span { time, value: later.value + value, state },
                 None => self.later.push(span),
             }
             return;
@@ -111,7 +166,7 @@ impl Wait {
             thread: self.thread,
             labels,
             weight: self.weight,
-            value: lasted.saturating_mul(u64::from(self.weight)),
+            value,
             stack: Words {
                 kernel: &self.kernel,
                 user: &stack.user,
@@ -137,6 +192,10 @@ impl Wait {
 pub struct Waits {
     /// By number of the thread.
     threads: HashMap<u32, Wait>,
+    /// Of threads whose last sampled wait has ended.
+    spares: HashMap<u32, (ImageId, Spare)>,
+    /// When sampling started.
+    pub started: u64,
     /// Of waits that have ended and whose stacks are not known yet, by thread and beginning.
     ended: HashMap<(u32, u64), Wait>,
     pub(super) memory: ThreadMemory<MOST_BYTES>,
@@ -163,7 +222,12 @@ impl Waits {
         kernel.get(first.unwrap_or_default()..).unwrap_or_default()
     }
 
-    fn begin(&mut self, wait: Wait) {
+    fn begin(&mut self, mut wait: Wait) {
+        let known = self.spares.remove(&wait.thread.tid);
+        let known = known.filter(|(image, _)| *image == wait.thread.image);
+        // What one may have waited that has not been seen before.
+        wait.spare = known.map_or(Spare { nanos: 0, until: self.started }, |(_, spare)| spare);
+        wait.spare.pass(wait.began);
         let (pid, bytes) = (wait.pid, wait.bytes());
         if !self.has_room(pid, bytes) {
             self.refused += 1;
@@ -225,6 +289,11 @@ impl Waits {
         Some(wait)
     }
 
+    /// A wait has ended, and was counted.
+    fn note_ended(&mut self, wait: &Wait) {
+        self.spares.insert(wait.thread.tid, (wait.thread.image, wait.spare));
+    }
+
     /// Whose they are, and what those had mapped.
     pub fn owners(&self) -> impl Iterator<Item = (ImageId, Option<&Space>)> + '_ {
         let all = self.threads.values().chain(self.ended.values());
@@ -263,6 +332,8 @@ impl Waits {
             }
             stays
         });
+        let latest = self.spares.values().map(|(_, spare)| spare.until).max().unwrap_or_default();
+        self.spares.retain(|_, (_, spare)| latest - spare.until < KEPT_FOR);
     }
 }
 
@@ -293,6 +364,7 @@ impl Engine {
             if before.weight == 1 && before.thread.image == thread.image {
                 before.count(time, 0, &mut self.aggregate);
             }
+            self.waits.note_ended(&before);
         }
         self.waits.begin(Wait {
             thread,
@@ -300,6 +372,7 @@ impl Engine {
             began: time,
             counted: time,
             weight: weight.max(1),
+            spare: Spare::default(),
             state,
             syscall,
             kernel: self.waits.below_the_switch(kernel).into(),
@@ -322,8 +395,9 @@ impl Engine {
         }
         let Some(mut wait) = self.waits.take(tid) else { return };
         self.waits.endless += u64::from(flags & FLAG_LATE != 0);
-        let woken = sample.words.first().copied().unwrap_or_default();
-        wait.count(time, woken, &mut self.aggregate);
+        let Some(&[woken, walk]) = sample.words.first_chunk::<ENDED_WORDS>() else { return };
+        wait.end(time, woken, walk, &mut self.aggregate);
+        self.waits.note_ended(&wait);
         if wait.stack.is_none() {
             self.waits.memory.take(wait.pid, wait.bytes());
             self.waits.ended.insert((tid, began), wait);
@@ -368,6 +442,7 @@ mod tests {
             began,
             counted: began,
             weight: 4,
+            spare: Spare { nanos: MOST_SPARE, until: began },
             state,
             syscall: NO_SYSCALL,
             kernel: Box::new([0xffff_ffff_8100_0000]),
@@ -409,6 +484,55 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_waits_no_longer_than_it_lives() {
+        let (mut waits, mut to) = (Waits::default(), Aggregate::new(strata_kinds::Kinds::NONE));
+        let mut run = |began, ended, weight| {
+            let before = counted(&to).iter().map(|(_, value)| value).sum::<u64>();
+            waits.begin(Wait { weight, ..wait(1, began, Some(stack())) });
+            let mut wait = waits.take(7).expect("it waits");
+            wait.end(ended, 0, 0, &mut to);
+            waits.note_ended(&wait);
+            counted(&to).iter().map(|(_, value)| value).sum::<u64>() - before
+        };
+        assert_eq!(run(1_000, 1_010, 16), 160, "of 1,000 since sampling started");
+        assert_eq!(run(1_200, 9_200, 16), 8_000 + 850 + 190, "with what is left, and has passed");
+        assert_eq!(run(9_210, 9_220, 4), 20);
+        // And one that has not waited for long.
+        assert_eq!(run(90 * MOST_SPARE, 100 * MOST_SPARE, 4), 11 * MOST_SPARE);
+        waits.retain(|_, _| true);
+        assert_eq!(waits.spares.len(), 1);
+        waits
+            .spares
+            .insert(8, (ImageId(1), Spare { nanos: 0, until: 100 * MOST_SPARE + KEPT_FOR }));
+        waits.retain(|_, _| true);
+        assert!(!waits.spares.contains_key(&7));
+    }
+
+    #[test]
+    fn what_walking_a_thread_adds_to_its_wait_is_not_counted() {
+        let ended = |state, woken, walk| {
+            let mut aggregate = Aggregate::new(strata_kinds::Kinds::NONE);
+            wait(state, 100, Some(stack())).end(200, woken, walk, &mut aggregate);
+            counted(&aggregate).into_iter().map(|(_, value)| value / 4).collect::<Vec<_>>()
+        };
+        let own = WOKEN_BY_OWN_CPU;
+        assert_eq!(ended(1, 180, 30), [80, 20], "another CPU has gone on meanwhile");
+        assert_eq!(ended(1, 180, 30 | own), [50, 20], "its own could not");
+        assert_eq!(ended(1, 110, 30), [10, 70], "it was woken during the walk");
+        assert_eq!(ended(1, 110, 30 | own), [10, 70], "by an interrupt");
+        assert_eq!(ended(1, 0, 30), [100], "it is not known when it was woken");
+        assert_eq!(ended(STATE_RUNNABLE, 0, 30), [70]);
+        assert!(ended(STATE_RUNNABLE, 0, 300).is_empty());
+        // A part of it has been counted.
+        let mut aggregate = Aggregate::new(strata_kinds::Kinds::NONE);
+        let mut wait = wait(1, 100, Some(stack()));
+        wait.count(150, 0, &mut aggregate);
+        wait.end(200, 180, 30 | own, &mut aggregate);
+        let expected = [("blocked".to_owned(), 80 * 4), ("runnable".to_owned(), 20 * 4)];
+        assert_eq!(counted(&aggregate), expected);
+    }
+
+    #[test]
     fn every_nanosecond_of_a_long_wait_is_in_one_period() {
         let [mut first, mut second] = [(); 2].map(|()| Aggregate::new(strata_kinds::Kinds::NONE));
         let mut wait = wait(2, 100, Some(stack()));
@@ -445,11 +569,11 @@ mod tests {
     #[test]
     fn a_wait_from_before_a_pause_is_not_counted_after_it() {
         let (mut waits, mut to) = (Waits::default(), Aggregate::new(strata_kinds::Kinds::NONE));
-        waits.begin(wait(1, 100, Some(stack())));
-        waits.threads.values_mut().for_each(|wait| wait.count(150, 0, &mut to));
+        waits.begin(wait(1, 1_000, Some(stack())));
+        waits.threads.values_mut().for_each(|wait| wait.count(1_050, 0, &mut to));
         waits.interrupt();
         assert_eq!((waits.threads.len(), waits.endless, waits.memory.used()), (0, 1, 0));
-        waits.threads.values_mut().for_each(|wait| wait.count(1_000, 0, &mut to));
+        waits.threads.values_mut().for_each(|wait| wait.count(2_000, 0, &mut to));
         assert_eq!(counted(&to), [("blocked".to_owned(), 50 * 4)]);
     }
 
@@ -484,7 +608,9 @@ mod tests {
             waits.begin(deep(7, tid));
             waits.begin(deep(8 + tid % 3, tid + 20_000));
         }
-        assert!(waits.memory.of(7) <= MOST_BYTES / 4, "{}", waits.memory.of(7));
+        // One that began within the share may end above it.
+        let most = MOST_BYTES / 4 + deep(7, 1).bytes();
+        assert!(waits.memory.of(7) <= most, "{} of {most}", waits.memory.of(7));
         assert!(waits.memory.used() <= MOST_BYTES);
     }
 

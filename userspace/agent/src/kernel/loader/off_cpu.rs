@@ -13,7 +13,7 @@ use super::{HotValue, LoadError, Programs, map, program};
 
 /// The programs and their tracepoints. The one that sends beginnings of waits is attached last: where another
 /// cannot be, no wait has begun that would never end.
-const PROGRAMS: [(&str, &str); 2] = [("woken", "sched_wakeup"), ("switched", "sched_switch")];
+const PROGRAMS: [(&str, &str); 2] = [("woken", "sched_waking"), ("switched", "sched_switch")];
 
 /// A window of time is about as long, in nanoseconds: a power of two of the kernel's ticks.
 const WINDOW: u64 = 128_000_000;
