@@ -93,6 +93,38 @@ fn a_program_that_starts_later_shows_its_methods_by_name_too() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_runtime_inside_its_program_is_recognised_without_memory_files() -> Result<()> {
+    let _machine = machine::beside_dotnet()?;
+    let dotnet = dotnet()?;
+    let mut wrongs = Wrongs::default();
+    for version in [Version::V8, Version::V10] {
+        let mut command = dotnet.program(version, "Shares", &["3"])?;
+        command.env("STRATA_TARGET_CLOCK", "cpu").env("DOTNET_EnableWriteXorExecute", "0");
+        let record = strata::record()?.frequency(FREQUENCY);
+        let recorded = recorded_without_variables(record, &command)?.run()?;
+        let own = recorded.stacks()?.that(is_of_main_thread);
+        let clr = check(version, "started while recording", &recorded, &own, &mut wrongs)?;
+        wrongs.unless(clr.loaded == 1, || format!("{version}: not attached {clr:?}"));
+
+        let mut command = dotnet.program(version, "Shares", &["120"])?;
+        command.env("DOTNET_EnableWriteXorExecute", "0");
+        let app = start_command(command)?;
+        let pid = app.pid();
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+        assert!(!maps.contains("doublemapper") && !maps.contains("libcoreclr"), "{version}");
+        let report = ask(&["doctor", "--pid", &pid.to_string()])?;
+        wrongs.unless(report.contains("runtime: .NET"), || format!("{version}: {report}"));
+        let recording = strata::record()?.frequency(FREQUENCY).pid(pid).start()?;
+        let recorded = recording.finish_when_used(&[pid], 1.5)?;
+        let own = recorded.stacks()?.of_pid(pid);
+        let clr = check(version, "before", &recorded, &own, &mut wrongs)?;
+        wrongs.unless(clr.came_and_left_once(), || format!("{version}: {clr:?}"));
+    }
+    wrongs.none();
+    Ok(())
+}
+
 /// Its own samples of managed code: not those of the runtime's start and of its other threads.
 fn is_of_main_thread(stack: &strata_tests::stacks::Stack) -> bool {
     stack.pid() == stack.tid() && stack.has("Shares.Main")

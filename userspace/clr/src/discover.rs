@@ -112,16 +112,23 @@ fn evidence(target: &Target, mappings: &Mappings) -> Option<Evidence> {
     }
 }
 
-/// Whether threads have the names that the CLR of .NET 6 and later gives to its own. NativeAOT names
-/// a finalizer too, but has no platform layer with a synchronisation manager
+/// Whether only the CLR, of .NET 6 and later, gives a thread this name. NativeAOT names a finalizer
+/// too, but has no platform layer with a synchronisation manager
 /// (src/coreclr/pal/src/synchmgr/synchmanager.cpp).
-fn has_runtime_threads(target: &Target) -> bool {
+pub fn is_runtime_thread(name: &[u8]) -> bool {
+    name == b".NET SynchManag"
+}
+
+/// Whether a thread of a process has such a name. The runtime starts it before any of the program's
+/// own: the names of 24 threads are read.
+pub fn has_runtime_threads(target: &Target) -> bool {
     let Ok(tasks) = target.open_file("task") else { return false };
     let Ok(entries) = rustix::fs::Dir::new(tasks) else { return false };
-    entries.flatten().take(MAX_THREADS).any(|entry| {
+    let threads = entries.flatten().filter(|entry| !entry.file_name().to_bytes().starts_with(b"."));
+    threads.take(MAX_THREADS).any(|entry| {
         let Ok(thread) = entry.file_name().to_str() else { return false };
         let name = target.read(&format!("task/{thread}/comm"), 32).unwrap_or_default();
-        name.trim_ascii_end() == b".NET SynchManag"
+        is_runtime_thread(name.trim_ascii_end())
     })
 }
 

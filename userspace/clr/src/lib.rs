@@ -51,7 +51,10 @@ pub use attach::{
     enable_perf_map, runtime_version,
 };
 pub use deadline::Deadline;
-pub use discover::{ClrProcess, DiscoverError, Evidence, Machine, discover, discover_checked};
+pub use discover::{
+    ClrProcess, DiscoverError, Evidence, Machine, discover, discover_checked, has_runtime_threads,
+    is_runtime_thread,
+};
 pub use guarded::{MAX_STUCK, Patience, Stuck, stuck_threads};
 pub use install::{InstallError, install};
 pub use mappings::{CLibrary, SharedKind, SharedMapping};

@@ -50,6 +50,21 @@ fn every_runtime_is_found_with_its_version_and_socket() {
 }
 
 #[test]
+fn a_single_file_program_that_does_not_map_its_code_twice_is_found() {
+    let _alone = alone();
+    for runtime in Runtime::ALL.into_iter().filter(|runtime| runtime.is_single_file()) {
+        let mut command = runtime.command();
+        command.env("DOTNET_EnableWriteXorExecute", "0");
+        let clr = Clr::start(command);
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", clr.pid())).unwrap();
+        assert!(!maps.contains("doublemapper"), "{runtime:?}");
+        let found = discover(clr.pid()).unwrap().expect("a CLR");
+        assert_eq!(found.evidence, Evidence::SingleFile);
+        assert_eq!(found.sockets.expect("a socket").len(), 1);
+    }
+}
+
+#[test]
 fn diagnostics_that_are_switched_off_are_the_reason() {
     let _alone = alone();
     for (runtime, name) in [

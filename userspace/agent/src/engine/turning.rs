@@ -167,6 +167,13 @@ impl Engine {
                         self.store.withdraw(&mut self.programs, pid);
                     }
                 }
+                Change::RuntimeThread { pid } => {
+                    if self.selection.surely_keeps(pid)
+                        && let Some(process) = self.table.get(pid)
+                    {
+                        self.managed.found(pid, process.image);
+                    }
+                }
                 Change::Exited { pid } => self.ended(pid),
             }
         }
@@ -178,25 +185,42 @@ impl Engine {
         self.store.is_published(pid) || self.pending.waits_for(pid)
     }
 
-    /// Whether a process that is recorded is a .NET process, by all it has mapped.
+    /// Whether a process that is recorded is a .NET process, by all it has mapped, and where it has
+    /// generated code otherwise, by the names of its threads: a runtime inside its program that does
+    /// not map its code twice (before .NET 7, with `DOTNET_EnableWriteXorExecute=0`, or without a
+    /// memory file) maps nothing that shows it.
     pub(super) fn look_for_runtime(&mut self, pid: u32) {
         let Some(process) = self.table.get(pid) else { return };
-        for mapping in process.space.clone().mappings() {
-            self.look_at_mapping(pid, mapping);
+        let (image, space) = (process.image, process.space.clone());
+        if space.mappings().iter().any(|mapping| self.shows_runtime(mapping)) {
+            self.managed.found(pid, image);
+            return;
+        }
+        let generates = space.mappings().iter().any(|mapping| mapping.backing.is_generated());
+        if generates
+            && self.managed.standing_of(image).is_none()
+            && strata_clr::Target::open(pid)
+                .is_ok_and(|target| strata_clr::has_runtime_threads(&target))
+        {
+            self.managed.found(pid, image);
         }
     }
 
     fn look_at_mapping(&mut self, pid: u32, mapping: &Mapping) {
         let Some(process) = self.table.get(pid) else { return };
-        let tells = match mapping.backing {
+        if self.shows_runtime(mapping) {
+            self.managed.found(pid, process.image);
+        }
+    }
+
+    /// Whether only a .NET process has such a mapping.
+    fn shows_runtime(&self, mapping: &Mapping) -> bool {
+        match mapping.backing {
             Backing::Runtime => true,
             Backing::File(file) => {
                 self.table.files.get(file).is_some_and(|file| tells_a_runtime(&file.path))
             }
             Backing::Anonymous | Backing::Vdso => false,
-        };
-        if tells {
-            self.managed.found(pid, process.image);
         }
     }
 

@@ -124,6 +124,10 @@ pub enum Change {
     Renamed {
         pid: u32,
     },
+    /// A thread has a name that only .NET's runtime gives to one of its own.
+    RuntimeThread {
+        pid: u32,
+    },
     /// The last thread of a process has ended.
     Exited {
         pid: u32,
@@ -417,6 +421,10 @@ impl ProcessTable {
     }
 
     fn rename(&mut self, pid: u32, tid: u32, name: &[u8], exec: bool, time: u64) -> Change {
+        if !exec && pid != tid {
+            let is_runtimes = strata_clr::is_runtime_thread(name);
+            return if is_runtimes { Change::RuntimeThread { pid } } else { Change::None };
+        }
         let name = String::from_utf8_lossy(name);
         if exec {
             let image = self.new_image(pid, &name);
@@ -429,8 +437,7 @@ impl ProcessTable {
             self.replace(pid, Process { is_executing: true, ..process }, time);
             return Change::Executed { pid };
         }
-        if pid == tid
-            && let Some(process) = self.processes.get(&pid)
+        if let Some(process) = self.processes.get(&pid)
             && let Some(image) = self.images.get_mut(&process.image)
         {
             image.comm = name.as_ref().into();
@@ -673,6 +680,18 @@ mod tests {
         assert!(process.image != before && process.space.mapping_of(0x5800).is_none());
         assert_eq!(table.image(before).and_then(|image| image.replaced), Some(7));
         assert_eq!(table.image(process.image).map(|image| &*image.comm), Some("cat"));
+    }
+
+    #[test]
+    fn a_thread_named_as_only_the_runtimes_own_are_shows_a_runtime() {
+        let mut table = ProcessTable::default();
+        table.insert_existing(7, 1, "app", vec![]);
+        let comm = |tid, name: &[u8]| Event::Comm { pid: 7, tid, name: name.to_vec(), exec: false };
+        let shown = Change::RuntimeThread { pid: 7 };
+        assert_eq!(table.apply(&comm(8, b".NET SynchManag"), 5), shown);
+        // Programs compiled ahead of time have such threads too.
+        assert_eq!(table.apply(&comm(9, b".NET Finalizer"), 6), Change::None);
+        assert_eq!(table.apply(&comm(7, b".NET SynchManag"), 7), Change::Renamed { pid: 7 });
     }
 
     #[test]

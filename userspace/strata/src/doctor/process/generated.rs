@@ -99,7 +99,10 @@ pub fn examine(
     if regions.is_empty() && jitdump.is_none() {
         return None;
     }
-    let runtime = runtime_of(mappings);
+    let runtime = match runtime_of(mappings) {
+        Runtime::Unknown if is_clr(process.pid) => Runtime::DotNet,
+        known => known,
+    };
     let refusal = (runtime == Runtime::DotNet).then(|| attaching(process.pid));
     let bridge = (runtime == Runtime::DotNet).then(|| bridge_in(process.pid)).flatten();
     let (perf_map, no_perf_map) = match perf_map(service, process, inner_pid) {
@@ -123,6 +126,11 @@ pub fn examine(
             _ => runtime.naming(process.pid, inner_pid),
         },
     })
+}
+
+/// Whether a process is a CLR that none of its executable mappings shows: a single-file program.
+fn is_clr(pid: u32) -> bool {
+    matches!(strata_clr::discover(pid), Ok(Some(_)))
 }
 
 /// Whether strata may attach to a .NET process, as far as that is known without trying.
