@@ -52,7 +52,14 @@ use Part::{File, Native, Other, Start};
 /// Functions, each called by the next: parts of their names, or, after a `=`, a whole name.
 type Call = &'static [&'static str];
 
-static RULES: [Rule; 14] = [
+static RULES: [Rule; 15] = [
+    // strata's own thread in a .NET process, which waits for records to write.
+    Rule {
+        name: "strata",
+        threads: &["strata-clr"],
+        only: &[File("[strata-clr]"), File("libc."), File("ld-musl"), File("libpthread")],
+        has: &[&["[strata-clr]!"]],
+    },
     Rule {
         name: "Go scheduler",
         only: &[
@@ -159,7 +166,8 @@ const DOTNET_FILES: &[Part] = &[
     File("libclrgc"),
     File("libclrjit.so"),
     File("libSystem.Native.so"),
-    File("libstrata_clr"),
+    // strata's library in the process.
+    File("[strata-clr]"),
     File("libstdc++"),
     File("libc."),
     File("ld-musl"),

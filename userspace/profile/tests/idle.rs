@@ -46,6 +46,21 @@ fn a_runtimes_own_thread_is_idle_and_one_that_is_named_like_it_only_with_native_
 }
 
 #[test]
+fn the_thread_of_stratas_own_library_is_idle_and_not_what_is_named_like_it() {
+    use FrameKind::{Kernel, Managed, Native};
+    let waits = [(Kernel, "futex_wait", ""), (Native, "syscall", LIBC)];
+    let own = (Native, "[strata-clr]!0x21050", "[strata-clr]");
+    let start = (Native, "start_thread", LIBC);
+    let stack = |frames: &[_]| [&waits, frames, &[start]].concat();
+    assert_eq!(of("strata-clr", &stack(&[own])), Some("strata"));
+    assert_eq!(of("strata-clr-duty", &stack(&[own])), Some("strata"));
+    assert_eq!(of("strata-clr", &stack(&[])), None);
+    assert_eq!(of("worker", &stack(&[own])), None);
+    assert_eq!(of("strata-clr", &stack(&[own, (Managed, "Shop.Pay", "/srv/Shop.dll")])), None);
+    assert_eq!(of("strata-clr", &stack(&[own, (Native, "work", "/srv/app")])), None);
+}
+
+#[test]
 fn code_that_was_compiled_ahead_of_time_is_the_programs_and_not_the_runtimes() {
     use FrameKind::Native;
     let (poll, start) = ((Native, "poll", LIBC), (Native, "start_thread", LIBC));
