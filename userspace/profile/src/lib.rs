@@ -9,7 +9,7 @@
 //! - [`idle`] knows threads that wait for work. [`LateKey`] finds the symbol of a frame that was
 //!   known only after its profile was built.
 //! - [`summary`] is the text for a terminal, [`waits`] that of waits, with [`processes`] in both;
-//!   [`text`] makes hostile names harmless.
+//!   [`own_function`] finds the program's own function of a stack; [`text`] makes hostile names harmless.
 //! - [`Format`], [`write`] and [`read`] choose among them by file name.
 //!
 //! Invariant: names, comms and files belong to the programs that were profiled and are hostile.
@@ -32,6 +32,7 @@ mod kind;
 mod late;
 mod merge;
 mod model;
+pub mod own_function;
 pub mod pauses;
 pub mod perf_script;
 pub mod pprof;

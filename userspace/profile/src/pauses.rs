@@ -1,18 +1,17 @@
 //! The summary of a profile of GC pauses: by generation, reason and type, and by the function that
 //! collected or allocated.
 //!
-//! Every stack of a pause has the collector on top. What is summed is the innermost managed
-//! function that is not of the runtime's libraries; a stack of one of the collector's own threads
-//! has none.
+//! Every stack of a pause has the collector on top. What is summed is the program's own function
+//! ([`crate::own_function`]); a stack of one of the collector's own threads has none.
 
 use std::cmp::Reverse;
 
 use hashbrown::HashMap;
 use serde::Serialize;
 
-use crate::kind::{FrameKind, base_name};
-use crate::model::{LabelValue, Profile, Sample, StringId};
-use crate::waits::{is_library, waiting_function};
+use crate::kind::base_name;
+use crate::model::{LabelValue, Profile, StringId};
+use crate::own_function::{self, Which};
 
 /// All pauses, and those of each kind and function, with the longest sum first.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -20,7 +19,10 @@ pub struct Pauses {
     #[serde(flatten)]
     pub all: Sum,
     pub collections: Vec<OfCollections>,
+    /// Rows beyond those listed; the same of functions.
+    pub more_collections: usize,
     pub functions: Vec<OfFunction>,
+    pub more_functions: usize,
 }
 
 /// Pauses together, in nanoseconds.
@@ -94,7 +96,8 @@ pub fn summarize(profile: &Profile, counts: usize, times: usize, most: usize) ->
         }
         all.add(pauses, time);
         collections.entry(collection).or_default().add(pauses, time);
-        functions.entry(pausing_function(profile, &sample)).or_default().add(pauses, time);
+        let function = own_function::of_stack(profile, sample.stack, Which::Managed);
+        functions.entry(function).or_default().add(pauses, time);
     }
     let percent = |sum: &Sum| 100.0 * sum.time as f64 / all.time.max(1) as f64;
     let text = |id: StringId| profile.string(id).to_owned();
@@ -111,6 +114,7 @@ pub fn summarize(profile: &Profile, counts: usize, times: usize, most: usize) ->
     collections.sort_by_cached_key(|one| {
         (Reverse(one.sum.time), one.generation.clone(), one.reason.clone(), one.kind.clone())
     });
+    let more_collections = collections.len().saturating_sub(most);
     collections.truncate(most);
     let mut functions: Vec<_> = functions
         .into_iter()
@@ -122,24 +126,9 @@ pub fn summarize(profile: &Profile, counts: usize, times: usize, most: usize) ->
         })
         .collect();
     functions.sort_by_cached_key(|one| (Reverse(one.sum.time), one.name.clone()));
+    let more_functions = functions.len().saturating_sub(most);
     functions.truncate(most);
-    Pauses { all, collections, functions }
-}
-
-/// The innermost managed function of the program with its file; of a stack that has none what
-/// [`waiting_function`] finds.
-fn pausing_function(profile: &Profile, sample: &Sample<'_>) -> (StringId, StringId) {
-    for location in profile.stack(sample.stack) {
-        let location = profile.location(location);
-        let module = location.mapping.map(|id| profile.mapping(id).path).unwrap_or_default();
-        for frame in profile.frames(location) {
-            let file = base_name(profile.string(module));
-            if frame.kind == FrameKind::Managed && !is_library(file, profile.string(frame.name)) {
-                return (frame.name, module);
-            }
-        }
-    }
-    waiting_function(profile, sample)
+    Pauses { all, collections, more_collections, functions, more_functions }
 }
 
 #[cfg(test)]
@@ -148,6 +137,7 @@ mod tests {
 
     use super::*;
     use crate::ProfileBuilder;
+    use crate::kind::FrameKind;
     use crate::model::Label;
 
     #[test]

@@ -14,9 +14,9 @@ use fxprof_processed_profile::{
 use hashbrown::HashMap;
 
 use super::{Converter, LONGEST_NAME, clean};
-use crate::model::{LabelValue, LabelsId, Profile, Sample, StackId, Tick};
+use crate::model::{LabelValue, LabelsId, Profile, StackId, Tick};
+use crate::own_function::{self, Which};
 use crate::text::shortened;
-use crate::waits::waiting_function;
 
 /// Labels that say which thread it is.
 const OF_THREADS: [&str; 5] = ["pid", "tid", "comm", "process", "container_id"];
@@ -169,10 +169,7 @@ impl Converter<'_> {
 
     fn waiting(&mut self, stack: StackId) -> String {
         let profile = self.profile;
-        let name = || {
-            let sample = Sample { stack, labels: LabelsId::default(), values: &[] };
-            clean(profile.string(waiting_function(profile, &sample).0))
-        };
+        let name = || clean(profile.string(own_function::of_stack(profile, stack, Which::Any).0));
         self.markers.functions.entry(stack).or_insert_with(name).clone()
     }
 

@@ -15,6 +15,7 @@ mod pauses;
 mod quality;
 pub mod report;
 pub mod session;
+mod shares;
 pub mod upload;
 
 use std::io::{IsTerminal, Write, stderr};

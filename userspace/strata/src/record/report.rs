@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use strata_abi::record::{Counter, End};
 use strata_kinds::{Kind, Kinds, Shape};
 use strata_profile::by_label::OfValue;
+use strata_profile::own_function::{self, OwnFunctions};
 use strata_profile::pauses::Pauses;
 use strata_profile::summary::{self, Summary};
 use strata_profile::text::{sanitize_for_terminal, shortened};
@@ -17,6 +18,7 @@ use strata_profile::{FrameKind, Profile};
 
 use super::pauses;
 use super::quality;
+use super::shares;
 use crate::losses::{Running, advice, cause_of, losses};
 use crate::printing::grouped;
 use crate::terminal::{columns, counted, cut};
@@ -153,7 +155,11 @@ impl Report<'_> {
                 let length = (summary.processes == 1).then_some(self.length);
                 pauses::print(&self.pauses(kind), length, width, out)?;
             }
-            Shape::CpuSlice | Shape::Event => print_functions(&summary, width, out)?,
+            Shape::CpuSlice => print_functions(&summary, width, out)?,
+            Shape::Event => {
+                let functions = self.own_functions(kind);
+                shares::functions(&functions, &summary.sample_type, &summary.unit, width, out)?;
+            }
         }
         if let Some(label) = kind.info().telling_label {
             let values = self.by_label(kind, label);
@@ -189,6 +195,11 @@ impl Report<'_> {
         )
     }
 
+    fn own_functions(&self, kind: Kind) -> OwnFunctions {
+        let first = self.profile.first_column_of(kind).unwrap_or_default();
+        own_function::summarize(self.profile, first + kind.info().default_column, MOST)
+    }
+
     fn by_label(&self, kind: Kind, label: &str) -> Vec<OfValue> {
         let first = self.profile.first_column_of(kind).unwrap_or_default();
         strata_profile::by_label::summarize(
@@ -219,6 +230,9 @@ impl Report<'_> {
             }
             if kind.info().shape == Shape::Collection {
                 of_kind["pauses"] = json!(self.pauses(kind));
+            }
+            if kind.info().shape == Shape::Event {
+                of_kind["functions"] = json!(self.own_functions(kind).functions);
             }
             if let Some(label) = kind.info().telling_label {
                 of_kind["by_label"] = json!({ label: self.by_label(kind, label) });
