@@ -215,6 +215,37 @@ fn pauses_of_the_server_collector_are_those_of_its_threads() -> Result<()> {
     Ok(())
 }
 
+/// The server collector of 9 and 10 adapts its number of heaps to the program.
+#[test]
+fn a_change_of_the_number_of_heaps_is_no_collection() -> Result<()> {
+    let _machine = machine::beside_dotnet()?;
+    let dotnet = dotnet()?;
+    let mut changes = 0;
+    for version in [Version::V9, Version::V10] {
+        let server = [("DOTNET_gcServer", "1")];
+        let target = Target::start(&dotnet, version, ["storm", "20"], &server)?;
+        let recording = target.recording()?;
+        target.go()?;
+        std::thread::sleep(Duration::from_secs(6));
+        target.end()?;
+        target.counts()?;
+        let (counts, _) = pauses(&recording.end()?)?;
+        let is_change = |stack: &Stack| label(stack, "gc type") == "HeapCountChange";
+        let has = |stack: &Stack, name: &str| !label(stack, name).is_empty();
+        for stack in &counts.stacks {
+            // In a storm there is no room for the numbers of all collections.
+            let is_collection = !is_change(stack);
+            let labels = ["gc generation", "gc reason"].map(|name| has(stack, name));
+            assert_eq!(labels, [is_collection; 2], "{}", stack.line());
+            assert!(is_collection || !has(stack, "gc number"), "{}", stack.line());
+        }
+        println!("{version}: {} of {}", sum(&counts.that(is_change)), sum(&counts));
+        changes += sum(&counts.that(is_change));
+    }
+    assert!(changes > 0, "the number of heaps did not change");
+    Ok(())
+}
+
 /// Recordings that come and go, some killed, while the program allocates and collects: it goes on.
 #[test]
 fn recordings_come_and_go_in_the_middle_of_a_storm_of_collections() -> Result<()> {

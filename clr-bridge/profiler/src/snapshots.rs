@@ -173,9 +173,7 @@ fn push(session: &Session, kind: u8, block: &Block, frames: &Frames, flags: u32)
 
 /// The name that the kernel has of the calling thread.
 fn own_name() -> [u64; 2] {
-    let mut name = [0u8; 16];
-    // SAFETY: a place for 16 bytes, as prctl(2) writes.
-    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    let name = tasks::own_name();
     let (words, _) = name.as_chunks::<8>();
     [0, 1].map(|at| words.get(at).map_or(0, |word| u64::from_le_bytes(*word)))
 }

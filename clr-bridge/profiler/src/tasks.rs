@@ -12,6 +12,14 @@ pub fn own() -> u32 {
     unsafe { libc::syscall(libc::SYS_gettid) as u32 }
 }
 
+/// The name that the kernel has of the calling thread, padded with zeros.
+pub fn own_name() -> [u8; 16] {
+    let mut name = [0u8; 16];
+    // SAFETY: a place for 16 bytes, as prctl(2) writes.
+    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    name
+}
+
 /// A number of the calling thread that no other thread has while it lives, without a system call.
 pub fn key() -> u64 {
     // SAFETY: every libc has it; only the place matters, which each thread has its own.

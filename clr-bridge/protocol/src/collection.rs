@@ -19,6 +19,10 @@ pub const BLOCKING: u8 = 0;
 pub const BACKGROUND: u8 = 1;
 pub const FOREGROUND: u8 = 2;
 
+/// A number of [`Collection::kind`] that is strata's own: a pause without a collection, in which the
+/// server collector changes its number of heaps.
+pub const HEAP_COUNT_CHANGE: u8 = 254;
+
 /// A number that was not reported.
 pub const UNKNOWN: u8 = u8::MAX;
 
@@ -65,6 +69,9 @@ impl Collection {
     /// The kind's name; empty if unknown.
     #[must_use]
     pub fn kind_name(self) -> &'static str {
+        if self.kind == HEAP_COUNT_CHANGE {
+            return "HeapCountChange";
+        }
         KINDS.get(usize::from(self.kind)).copied().unwrap_or_default()
     }
 }
@@ -80,6 +87,9 @@ mod tests {
         assert_eq!(Collection::unpack(collection.pack()), collection);
         assert_eq!(collection.reason_name(), "InducedAggressive");
         assert_eq!(collection.kind_name(), "ForegroundGC");
+        let none = Collection { generation: UNKNOWN, reason: UNKNOWN, kind: HEAP_COUNT_CHANGE };
+        assert_eq!(Collection::unpack(none.pack()), none);
+        assert_eq!((none.reason_name(), none.kind_name()), ("", "HeapCountChange"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use strata_bridge_protocol::status::Loss;
 use super::providers::{SAMPLES_ALLOCATIONS, is_of_the_runtime};
 use crate::allocations::{self, Allocation};
 use crate::events;
-use crate::pauses::Pause;
+use crate::pauses::{Pause, Suspender};
 use crate::session::Session;
 use crate::tasks;
 use crate::text::Text;
@@ -125,7 +125,8 @@ fn collecting(session: &Session, id: u32, version: u32, data: &[u8]) {
         // Reason, count.
         SUSPENDS if version >= 1 && of_pauses => {
             let Some(reason) = half_word(data, 0) else { return };
-            pauses.suspends(reason, tasks::own(), monotonic_time());
+            let suspender = || Suspender::named(tasks::own_name());
+            pauses.suspends(reason, tasks::own(), monotonic_time(), suspender);
         }
         // Number, generation, reason, type.
         GC_START if version >= 1 => {

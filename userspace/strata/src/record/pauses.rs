@@ -9,6 +9,9 @@ use strata_profile::text::{sanitize_for_terminal, shortened};
 use crate::printing::grouped;
 use crate::terminal::cut;
 
+/// The `gc type` of a pause in which the server collector changes its number of heaps.
+const HEAP_COUNT_CHANGE: &str = "HeapCountChange";
+
 /// The share of the time, the longest, then a list by collection and one by function. `length`: of
 /// the recording, if the pauses are of one process.
 pub fn print(
@@ -50,6 +53,9 @@ fn milliseconds(nanoseconds: i64) -> String {
 }
 
 fn described(one: &OfCollections) -> String {
+    if one.generation.is_empty() && one.kind == HEAP_COUNT_CHANGE {
+        return "heap count change (no collection)".to_owned();
+    }
     let generation = match one.generation.as_str() {
         "" => "generation unknown".to_owned(),
         generation => format!("generation {generation}"),
@@ -68,4 +74,23 @@ fn named(one: &OfFunction) -> String {
     };
     let name = if one.name.is_empty() { "(unknown)" } else { &one.name };
     format!("{}{module}", shortened(&sanitize_for_terminal(name), 90))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_without_a_collection_is_described_as_such() {
+        let of = |generation: &str, kind: &str| OfCollections {
+            generation: generation.to_owned(),
+            reason: String::new(),
+            kind: kind.to_owned(),
+            sum: Sum::default(),
+            percent: 0.0,
+        };
+        assert_eq!(described(&of("", HEAP_COUNT_CHANGE)), "heap count change (no collection)");
+        assert_eq!(described(&of("2", "BackgroundGC")), "generation 2, BackgroundGC");
+        assert_eq!(described(&of("", "")), "generation unknown");
+    }
 }
