@@ -17,9 +17,17 @@ pub struct OfValue {
     pub percent: f64,
 }
 
+/// The values with the largest sums.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ByLabel {
+    pub values: Vec<OfValue>,
+    /// Values beyond those listed.
+    pub more: usize,
+}
+
 /// The `most` values with the largest sums of a column. Samples without the label are in none.
 #[must_use]
-pub fn summarize(profile: &Profile, column: usize, label: &str, most: usize) -> Vec<OfValue> {
+pub fn summarize(profile: &Profile, column: usize, label: &str, most: usize) -> ByLabel {
     let mut all = 0_i64;
     let mut values: HashMap<StringId, i64> = HashMap::new();
     for sample in profile.samples() {
@@ -42,8 +50,9 @@ pub fn summarize(profile: &Profile, column: usize, label: &str, most: usize) -> 
     };
     let mut values: Vec<_> = values.into_iter().map(of_value).collect();
     values.sort_by_cached_key(|one| (Reverse(one.total), one.value.clone()));
+    let more = values.len().saturating_sub(most);
     values.truncate(most);
-    values
+    ByLabel { values, more }
 }
 
 #[cfg(test)]
@@ -75,9 +84,11 @@ mod tests {
         }
         let profile = builder.finish();
         let found = summarize(&profile, 0, "exception type", 2);
-        let found: Vec<_> =
-            { found.iter() }.map(|one| (one.value.as_str(), one.total, one.percent)).collect();
+        assert_eq!(found.more, 1);
+        let found: Vec<_> = { found.values.iter() }
+            .map(|one| (one.value.as_str(), one.total, one.percent))
+            .collect();
         assert_eq!(found, [("Sold", 7, 35.0), ("Missing", 5, 25.0)]);
-        assert!(summarize(&profile, 0, "gc reason", 2).is_empty());
+        assert!(summarize(&profile, 0, "gc reason", 2).values.is_empty());
     }
 }

@@ -1,5 +1,6 @@
 //! How wide the terminal is, and texts that fit it.
 
+use std::io::Write;
 use std::os::fd::AsRawFd;
 
 /// Columns of the terminal that this is; `None` for a file or a pipe.
@@ -61,6 +62,14 @@ pub fn counted(count: u64, noun: &str) -> String {
             format!("{number} {noun}es")
         }
         _ => format!("{number} {noun}s"),
+    }
+}
+
+/// Below a list that was cut: how many rows are missing.
+pub fn print_more(indent: usize, more: usize, out: &mut dyn Write) -> std::io::Result<()> {
+    match more {
+        0 => Ok(()),
+        more => writeln!(out, "{:indent$}… and {} more", "", crate::printing::grouped(more as u64)),
     }
 }
 

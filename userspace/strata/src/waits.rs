@@ -8,7 +8,7 @@ use strata_profile::text::{sanitize_for_terminal, shortened};
 use strata_profile::waits::{self, WaitShare, Waits};
 
 use crate::processes;
-use crate::terminal::cut;
+use crate::terminal::{cut, print_more};
 
 /// Waits outside of a system call.
 const NO_CALL: &str = "(none: page faults, and stopped or preempted threads)";
@@ -55,11 +55,13 @@ pub fn print(
     for function in &waits.functions {
         writeln!(out, "{}", cut(&line(function), width))?;
     }
+    print_more(8, waits.more_functions, out)?;
     if has_names(&waits.states) || has_names(&waits.system_calls) {
         writeln!(out, "\n waits  system call")?;
         for call in &waits.system_calls {
             writeln!(out, "{}", cut(&line(call), width))?;
         }
+        print_more(8, waits.more_system_calls, out)?;
     }
     if waits.processes.len() > 1 {
         writeln!(out, "\n waits  process")?;

@@ -685,7 +685,7 @@ mod tests {
     #[test]
     fn a_thread_named_as_only_the_runtimes_own_are_shows_a_runtime() {
         let mut table = ProcessTable::default();
-        table.insert_existing(7, 1, "app", vec![]);
+        table.insert_existing(existing(7, "app"), vec![]);
         let comm = |tid, name: &[u8]| Event::Comm { pid: 7, tid, name: name.to_vec(), exec: false };
         let shown = Change::RuntimeThread { pid: 7 };
         assert_eq!(table.apply(&comm(8, b".NET SynchManag"), 5), shown);

@@ -7,7 +7,7 @@ use strata_profile::pauses::{OfCollections, OfFunction, Pauses, Sum};
 use strata_profile::text::{sanitize_for_terminal, shortened};
 
 use crate::printing::grouped;
-use crate::terminal::cut;
+use crate::terminal::{cut, print_more};
 
 /// The `gc type` of a pause in which the server collector changes its number of heaps.
 const HEAP_COUNT_CHANGE: &str = "HeapCountChange";
@@ -35,11 +35,12 @@ pub fn print(
     for one in &pauses.collections {
         writeln!(out, "{}", cut(&line(one.percent, &one.sum, &described(one)), width))?;
     }
+    print_more(38, pauses.more_collections, out)?;
     writeln!(out, "\n  time  pauses       mean    longest  function")?;
     for one in &pauses.functions {
         writeln!(out, "{}", cut(&line(one.percent, &one.sum, &named(one)), width))?;
     }
-    Ok(())
+    print_more(38, pauses.more_functions, out)
 }
 
 fn line(percent: f64, sum: &Sum, what: &str) -> String {

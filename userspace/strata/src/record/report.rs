@@ -8,11 +8,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use strata_abi::record::{Counter, End};
 use strata_kinds::{Kind, Kinds, Shape};
-use strata_profile::by_label::OfValue;
+use strata_profile::by_label::ByLabel;
 use strata_profile::own_function::{self, OwnFunctions};
 use strata_profile::pauses::Pauses;
 use strata_profile::summary::{self, Summary};
-use strata_profile::text::{sanitize_for_terminal, shortened};
+use strata_profile::text::{quantity, sanitize_for_terminal, shortened};
 use strata_profile::waits::Waits;
 use strata_profile::{FrameKind, Profile};
 
@@ -21,7 +21,7 @@ use super::quality;
 use super::shares;
 use crate::losses::{Running, advice, cause_of, losses};
 use crate::printing::grouped;
-use crate::terminal::{columns, counted, cut};
+use crate::terminal::{columns, counted, cut, print_more};
 use crate::{processes, waits};
 use strata_agent::engine::Engine;
 use strata_agent::kernel::introspect;
@@ -133,7 +133,12 @@ impl Report<'_> {
             )?;
         } else {
             let total = measured(summary.total, &summary.unit);
-            writeln!(out, "{}: {total} in {counted_samples}, {whose}", kind.info().title)?;
+            let rethrown = match self.rethrown(kind) {
+                0 => String::new(),
+                some => format!(" ({} of them rethrown)", quantity(some, &summary.unit)),
+            };
+            let title = kind.info().title;
+            writeln!(out, "{title}: {total}{rethrown} in {counted_samples}, {whose}")?;
         }
         if samples == 0 && kind == Kind::Cpu {
             writeln!(out, "{}", without_samples(self.frequency, self.command_exit.is_some()))?;
@@ -163,13 +168,7 @@ impl Report<'_> {
         }
         if let Some(label) = kind.info().telling_label {
             let values = self.by_label(kind, label);
-            if !values.is_empty() {
-                writeln!(out, "\n {:>5}   {label}", kind.name())?;
-            }
-            for one in &values {
-                let value = sanitize_for_terminal(&one.value);
-                writeln!(out, "{:5.1}%  {value}", one.percent)?;
-            }
+            shares::values(&values, label, &summary.sample_type, &summary.unit, width, out)?;
         }
         // Waits have a list of their own.
         let are_several = summary.top_processes.iter().map(|one| one.processes).sum::<usize>() > 1;
@@ -200,7 +199,16 @@ impl Report<'_> {
         own_function::summarize(self.profile, first + kind.info().default_column, MOST)
     }
 
-    fn by_label(&self, kind: Kind, label: &str) -> Vec<OfValue> {
+    /// Of exceptions: how many were thrown before.
+    fn rethrown(&self, kind: Kind) -> i64 {
+        if kind != Kind::Exceptions {
+            return 0;
+        }
+        let rethrown = self.by_label(kind, "rethrown").values;
+        rethrown.iter().fold(0, |sum: i64, one| sum.saturating_add(one.total))
+    }
+
+    fn by_label(&self, kind: Kind, label: &str) -> ByLabel {
         let first = self.profile.first_column_of(kind).unwrap_or_default();
         strata_profile::by_label::summarize(
             self.profile,
@@ -235,7 +243,7 @@ impl Report<'_> {
                 of_kind["functions"] = json!(self.own_functions(kind).functions);
             }
             if let Some(label) = kind.info().telling_label {
-                of_kind["by_label"] = json!({ label: self.by_label(kind, label) });
+                of_kind["by_label"] = json!({ label: self.by_label(kind, label).values });
             }
             (kind.name().to_owned(), of_kind)
         };
@@ -278,6 +286,7 @@ impl Report<'_> {
         for (pid, why) in totals.without_events.iter().take(MOST) {
             writeln!(out, "  process {pid} lacks events: {}", sanitize_for_terminal(why))?;
         }
+        print_more(2, totals.without_events.len().saturating_sub(MOST), out)?;
         let AllWindows { sum, least } = totals.allocation_windows;
         // Another strata may record allocations of the same process.
         let has_allocations = [Kind::Allocations, Kind::Heap].map(|kind| self.kinds.contains(kind));
@@ -294,6 +303,7 @@ impl Report<'_> {
             let why = sanitize_for_terminal(why);
             writeln!(out, "  process {pid} has events with managed frames only: {why}")?;
         }
+        print_more(2, totals.managed_frames_only.len().saturating_sub(MOST), out)?;
         Ok(())
     }
 
@@ -523,7 +533,7 @@ fn print_functions(
         );
         writeln!(out, "{}", cut(&line, width))?;
     }
-    Ok(())
+    print_more(16, summary.functions.saturating_sub(summary.top_functions.len()), out)
 }
 
 fn describe(format: strata_profile::Format) -> &'static str {

@@ -3,10 +3,11 @@
 
 use std::io::Write;
 
+use strata_profile::by_label::{ByLabel, OfValue};
 use strata_profile::own_function::{OwnFunction, OwnFunctions};
 use strata_profile::text::{quantity, sanitize_for_terminal, shortened};
 
-use crate::terminal::cut;
+use crate::terminal::{cut, print_more};
 
 /// The program's own functions, by the column of this name and unit.
 pub fn functions(
@@ -19,7 +20,23 @@ pub fn functions(
     let rows = functions.functions.iter();
     let rows: Vec<_> =
         rows.map(|one| (one.percent, quantity(one.value, unit), named(one))).collect();
-    list("function", sample_type, &rows, width, out)
+    list("function", sample_type, &rows, functions.more, width, out)
+}
+
+/// The values of a label, by the column of this name and unit.
+pub fn values(
+    values: &ByLabel,
+    label: &str,
+    sample_type: &str,
+    unit: &str,
+    width: Option<usize>,
+    out: &mut dyn Write,
+) -> std::io::Result<()> {
+    let name = |one: &OfValue| sanitize_for_terminal(&one.value).into_owned();
+    let rows = values.values.iter();
+    let rows: Vec<_> =
+        rows.map(|one| (one.percent, quantity(one.total, unit), name(one))).collect();
+    list(label, sample_type, &rows, values.more, width, out)
 }
 
 fn named(one: &OwnFunction) -> String {
@@ -35,6 +52,7 @@ fn list(
     heading: &str,
     sample_type: &str,
     rows: &[(f64, String, String)],
+    more: usize,
     width: Option<usize>,
     out: &mut dyn Write,
 ) -> std::io::Result<()> {
@@ -47,7 +65,7 @@ fn list(
     for (percent, amount, name) in rows {
         writeln!(out, "{}", cut(&format!("{percent:5.1}%  {amount:>wide$}  {name}"), width))?;
     }
-    Ok(())
+    print_more(wide + 10, more, out)
 }
 
 #[cfg(test)]
@@ -64,7 +82,7 @@ mod tests {
         };
         let found = OwnFunctions {
             functions: vec![one("Shop.Pay", "Shop.dll", 3 << 20, 75.0), one("", "", 1 << 20, 25.0)],
-            more: 0,
+            more: 1_200,
         };
         let mut text = Vec::new();
         functions(&found, "alloc_size", "bytes", None, &mut text).expect("memory takes it");
@@ -72,7 +90,19 @@ mod tests {
             String::from_utf8_lossy(&text),
             "\n share  alloc_size  function\n \
              75.0%     3.0 MiB  Shop.Pay  (Shop.dll)\n \
-             25.0%     1.0 MiB  (unknown)\n"
+             25.0%     1.0 MiB  (unknown)\n                    \
+             … and 1,200 more\n"
+        );
+        let value = OfValue { value: "Shop.Sold\u{1b}".to_owned(), total: 7, percent: 100.0 };
+        let found = ByLabel { values: vec![value], more: 0 };
+        let mut text = Vec::new();
+        values(&found, "exception type", "exceptions", "count", None, &mut text)
+            .expect("memory takes it");
+        let text = String::from_utf8_lossy(&text);
+        assert!(text.starts_with("\n share  exceptions  exception type\n"), "{text}");
+        assert!(
+            text.contains("\n100.0%           7  Shop.Sold") && !text.contains('\u{1b}'),
+            "{text}"
         );
     }
 }
