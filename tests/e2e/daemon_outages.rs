@@ -135,6 +135,37 @@ fn beside_a_disk(held: SocketAddr, free: SocketAddr) -> Result<(Daemon, Disk)> {
     Ok((daemon, disk))
 }
 
+#[test]
+fn a_full_disk_of_an_exporter_of_files_makes_the_daemon_unhealthy() -> Result<()> {
+    let _machine = machine::long_beside_others()?;
+    let mut daemon = Daemon::prepared()?;
+    let folder = daemon.folder().join("files");
+    daemon.configure(&format!(
+        "[sampling]\nfrequency = 99\n\
+         [exporter.files]\nkind = \"file\"\npath = \"{}\"\nperiod = \"2s\"\n",
+        folder.display()
+    ))?;
+    let mut disk = Disk::mounted(&daemon.folder().join("disk"))?;
+    disk.bind(&folder)?;
+    disk.fill()?;
+    daemon.start()?;
+    let mut command = Command::new(targets::c("shares").build()?);
+    command.arg("3600").env("DD_SERVICE", SERVICE);
+    let _target = Running::from_command(command)?;
+    wait_until("the daemon is not healthy", PATIENCE, || {
+        daemon.status().is_ok_and(|status| status["healthy"] == false)
+    })?;
+    let status = daemon.status()?;
+    println!("{}", status["file_exporters"]);
+    assert_eq!(status["failing_exporters"], serde_json::json!(["files"]));
+    let why = "No space left on device";
+    assert!(status["file_exporters"][0]["trouble"].to_string().contains(why));
+    assert!(status["file_exporters"][0]["failed"].as_u64() > Some(0));
+    let ended = daemon.end()?;
+    assert!(ended.stderr.contains(why), "{}", ended.stderr);
+    Ok(())
+}
+
 /// Samples in the files of the exporter `files`.
 fn in_files(daemon: &Daemon) -> Result<i64> {
     let mut total = 0;

@@ -4,6 +4,7 @@
 //! Invariant: a disk answers again when its guard is dropped, and also when the test is killed: a child
 //! thaws it at the end of a pipe that the test holds.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -48,6 +49,15 @@ impl Disk {
         std::fs::create_dir_all(folder).context("a folder")?;
         run(Command::new("mount").arg("--bind").arg(own).arg(folder))?;
         self.bound.push(folder.to_owned());
+        Ok(())
+    }
+
+    /// Leaves no room on it, not even for a directory.
+    pub fn fill(&self) -> Result<()> {
+        let mut file = std::fs::File::create(self.path.join("filler")).context("a file")?;
+        for size in [1 << 20, 1 << 10] {
+            while file.write_all(&vec![1; size]).is_ok() {}
+        }
         Ok(())
     }
 

@@ -14,6 +14,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::Outgoing;
+use crate::causes::with_causes;
+use crate::pipeline::LASTING;
+use crate::queue::QUIET;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use strata_profile::pprof;
 
@@ -23,11 +26,25 @@ pub struct Folder {
     pub written: u64,
     /// Profiles that could not be written.
     pub failed: u64,
-    /// Why the last file was not written.
-    pub trouble: Option<String>,
+    /// While it does not write every profile.
+    pub failure: Option<Failure>,
+    /// When a failure may be logged again.
+    next_warning: Option<Instant>,
     /// Bytes in it, and when they were counted.
     taken: Option<(u64, Instant)>,
     most_bytes: u64,
+}
+
+/// A folder that does not take every profile.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub since: Instant,
+    /// When a profile was not written for the last time, and why.
+    last: Instant,
+    pub reason: String,
+    /// Profiles that were not written.
+    lost: u64,
+    is_logged: bool,
 }
 
 /// Bytes of a service's name in a path.
@@ -39,26 +56,67 @@ const COUNT_AGAIN: Duration = Duration::from_secs(60);
 
 impl Folder {
     pub fn new(path: PathBuf) -> Self {
-        let (written, failed, trouble) = (0, 0, None);
-        Self { path, written, failed, trouble, taken: None, most_bytes: MOST_BYTES }
+        let (failure, next_warning) = (None, None);
+        let (written, failed, taken) = (0, 0, None);
+        Self { path, written, failed, failure, next_warning, taken, most_bytes: MOST_BYTES }
     }
 
     pub fn write(&mut self, profiles: &[Outgoing]) {
+        self.write_at(profiles, Instant::now());
+    }
+
+    fn write_at(&mut self, profiles: &[Outgoing], now: Instant) {
         for outgoing in profiles {
             match self.write_one(outgoing) {
                 Ok(()) => {
                     self.written += 1;
-                    self.trouble = None;
+                    self.note_success(now);
                 }
                 Err(error) => {
                     self.failed += 1;
-                    let text = format!("{}: {error}", self.path.display());
-                    if self.trouble.as_ref() != Some(&text) {
-                        tracing::warn!("a profile was not written: {text}");
-                    }
-                    self.trouble = Some(text);
+                    self.note_failure(
+                        format!("{}: {}", self.path.display(), with_causes(&error)),
+                        now,
+                    );
                 }
             }
+        }
+    }
+
+    fn note_failure(&mut self, reason: String, now: Instant) {
+        let failure = self.failure.get_or_insert_with(|| Failure {
+            since: now,
+            last: now,
+            reason: String::new(),
+            lost: 0,
+            is_logged: false,
+        });
+        failure.last = now;
+        failure.lost += 1;
+        failure.reason = reason;
+        if self.next_warning.is_none_or(|next| next <= now) {
+            self.next_warning = Some(now + QUIET);
+            failure.is_logged = true;
+            tracing::warn!(
+                profiles_lost = failure.lost,
+                "profiles cannot be written: {}",
+                failure.reason
+            );
+        }
+    }
+
+    /// On a disk that is nearly full a small profile has room and the next has not: a folder takes
+    /// profiles again when none has failed for a while.
+    fn note_success(&mut self, now: Instant) {
+        let is_over = |failure: &mut Failure| now.duration_since(failure.last) >= LASTING;
+        let Some(failure) = self.failure.take_if(is_over) else { return };
+        if failure.is_logged {
+            tracing::warn!(
+                profiles_lost = failure.lost,
+                "{}: profiles are written again, after {} s",
+                self.path.display(),
+                now.duration_since(failure.since).as_secs()
+            );
         }
     }
 
@@ -174,12 +232,54 @@ mod tests {
         let origin = Arc::new(Origin { service: "shop".to_owned(), ..Origin::default() });
         let profiles = [Outgoing { profile, origin }];
         let mut folder = Folder::new(path.clone());
+        let now = Instant::now();
         fs::write(&path, "in the way").unwrap();
-        folder.write(&profiles);
-        assert_eq!((folder.written, folder.failed, folder.trouble.is_some()), (0, 1, true));
+        folder.write_at(&profiles, now);
+        assert_eq!((folder.written, folder.failed, folder.failure.is_some()), (0, 1, true));
         fs::remove_file(&path).unwrap();
-        folder.write(&profiles);
-        assert_eq!((folder.written, folder.failed, folder.trouble.is_some()), (1, 1, false));
+        folder.write_at(&profiles, now + LASTING);
+        assert_eq!((folder.written, folder.failed, folder.failure.is_some()), (1, 1, false));
+    }
+
+    #[test]
+    fn a_folder_that_takes_some_profiles_only_is_failing() {
+        let place = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/", place.path().join("shop")).unwrap();
+        let mut folder = Folder::new(place.path().to_owned());
+        let now = Instant::now();
+        for second in 0..10 {
+            let now = now + Duration::from_secs(second);
+            folder.write_at(&profiles_of("shop"), now);
+            folder.write_at(&profiles_of("web"), now);
+        }
+        let failure = folder.failure.as_ref().unwrap();
+        assert_eq!((folder.written, folder.failed), (10, 10));
+        assert_eq!((failure.since, failure.lost), (now, 10));
+    }
+
+    #[test]
+    fn the_reason_of_a_failure_is_that_of_the_kernel() {
+        // Every write to it fails with ENOSPC.
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let [Outgoing { profile, .. }] = profiles_of("shop");
+        let error = io::Error::other(pprof::encode(&profile, full).unwrap_err());
+        let mut folder = Folder::new("/profiles".into());
+        folder.note_failure(with_causes(&error), Instant::now());
+        let reason = folder.failure.unwrap().reason;
+        assert!(reason.ends_with("No space left on device (os error 28)"), "{reason}");
+    }
+
+    #[test]
+    fn a_failure_that_lasts_is_logged_now_and_then() {
+        let mut folder = Folder::new("/profiles".into());
+        let start = Instant::now();
+        let mut logged = 0;
+        for second in (0..1800).step_by(15) {
+            let before = folder.next_warning;
+            folder.note_failure("no room".to_owned(), start + Duration::from_secs(second));
+            logged += u32::from(folder.next_warning != before);
+        }
+        assert_eq!(logged, 3);
     }
 
     fn profiles_of(service: &str) -> [Outgoing; 1] {
@@ -219,9 +319,8 @@ mod tests {
         folder.write(&profiles_of("a"));
         folder.write(&profiles_of("b"));
         assert_eq!((folder.written, folder.failed), (1, 1));
-        assert!(
-            folder.trouble.as_deref().is_some_and(|trouble| trouble.contains("take some away"))
-        );
+        let reason = folder.failure.as_ref().map(|failure| failure.reason.as_str());
+        assert!(reason.is_some_and(|reason| reason.contains("take some away")));
         fs::remove_dir_all(place.path().join("a")).unwrap();
         // The folder's size is measured again after a while.
         folder.taken = None;

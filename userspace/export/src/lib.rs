@@ -23,6 +23,7 @@
 
 pub mod backends;
 mod batch;
+mod causes;
 pub mod disks;
 mod endpoint;
 pub mod exporter;

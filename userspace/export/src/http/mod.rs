@@ -10,7 +10,6 @@ pub mod outcome;
 mod secret;
 mod tls;
 
-use std::error::Error;
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
@@ -24,6 +23,7 @@ use reqwest::redirect::Policy;
 use self::otlp_answer::{delivery, grpc_payload};
 use crate::backends::otlp::PROTO_RELEASE;
 use crate::batch::{Batch, Protocol};
+use crate::causes::with_causes;
 pub use address::{Address, AddressError};
 pub use outcome::{LONGEST_WAIT, Outcome};
 pub use secret::Secret;
@@ -367,12 +367,5 @@ fn hidden(name: &str, value: &Secret) -> Result<HeaderValue, SetupError> {
 
 /// What went wrong and why, without the URL.
 fn causes(error: reqwest::Error) -> String {
-    let error = error.without_url();
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
+    with_causes(&error.without_url())
 }

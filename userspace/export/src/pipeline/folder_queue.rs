@@ -28,7 +28,7 @@ impl FolderQueue {
         limit: usize,
         surroundings: &Surroundings,
     ) -> io::Result<Self> {
-        let figures = FileFigures { name: name.to_owned(), written: 0, failed: 0, trouble: None };
+        let figures = FileFigures { name: name.to_owned(), ..FileFigures::default() };
         let shown = Arc::new(Mutex::new(figures));
         let (mut folder, to_show) = (Folder::new(path.to_owned()), shown.clone());
         let work = move |outgoing| {
@@ -36,7 +36,8 @@ impl FolderQueue {
             let mut figures = to_show.lock().unwrap_or_else(PoisonError::into_inner);
             figures.written = folder.written;
             figures.failed = folder.failed;
-            figures.trouble.clone_from(&folder.trouble);
+            figures.failing_since = folder.failure.as_ref().map(|failure| failure.since);
+            figures.trouble = folder.failure.as_ref().map(|failure| failure.reason.clone());
         };
         let disk = Disk::start(path, limit, surroundings, work)?;
         Ok(Self { disk, shown, refused: 0 })

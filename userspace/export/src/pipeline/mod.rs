@@ -41,6 +41,10 @@ pub use store_writer::{Kept, StoreSettings};
 /// The interval of maintenance of the store and of targets' own destinations.
 const TEND: Duration = Duration::from_secs(15);
 
+/// A failure of the store or of a folder is shown, and makes the daemon unhealthy, for this long: several
+/// flushes.
+pub(crate) const LASTING: Duration = Duration::from_secs(60);
+
 /// Returning memory to the kernel costs some milliseconds.
 const WORTH_GIVING_BACK: usize = 1 << 20;
 
@@ -129,13 +133,14 @@ pub struct Figures {
 }
 
 /// The counters of a `file` exporter.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct FileFigures {
     pub name: String,
     pub written: u64,
     /// Profiles that could not be written.
     pub failed: u64,
-    /// Why the last was not written.
+    /// Since when some or all are not written, and why.
+    pub failing_since: Option<Instant>,
     pub trouble: Option<String>,
 }
 

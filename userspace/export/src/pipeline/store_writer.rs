@@ -8,13 +8,11 @@ use strata_profile::Times;
 use strata_store::{Head, LateSymbol, Options, Store, StoreError};
 
 use super::ages::{Ages, wall_nanos};
-use super::{Figures, FlushedProfile};
+use super::{Figures, FlushedProfile, LASTING};
+use crate::causes::with_causes;
 
 /// A store that could not be opened is tried again after this long.
 const RETRY: Duration = Duration::from_secs(60);
-
-/// A failure is shown, and makes the daemon unhealthy, for this long: several flushes.
-const LASTING: Duration = Duration::from_secs(60);
 
 /// Where profiles are kept.
 #[derive(Clone, Debug)]
@@ -80,17 +78,6 @@ pub struct StoreWriter {
 /// A refusal of one profile concerns only that profile; a disk error concerns all.
 fn is_of_the_disk(error: &StoreError) -> bool {
     !matches!(error, StoreError::TooLarge { .. } | StoreError::TooManyTypes(_) | StoreError::TooOld)
-}
-
-/// An error with what caused it: `could not write FILE: No space left on device`.
-fn with_causes(error: &StoreError) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(known) = cause {
-        text += &format!(": {known}");
-        cause = known.source();
-    }
-    text
 }
 
 impl StoreWriter {

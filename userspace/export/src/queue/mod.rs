@@ -46,6 +46,7 @@ pub use clock::Clock;
 pub use health::{Count, Drops, ExporterHealth, State, Trouble};
 pub use pace::Waits;
 pub use settings::{CredentialSource, ExporterSettings};
+pub(crate) use worker::QUIET;
 
 /// How long requests of an exporter that is taken away may still take.
 const GRACE: Duration = Duration::from_secs(3);

@@ -142,6 +142,9 @@ impl SharedStatus {
             .collect();
         status.exporters = exporters.iter().map(Into::into).collect();
         add_pipeline(&mut status, &read(&self.pipeline));
+        let files = status.file_exporters.iter();
+        let failing_files = files.filter(|file| file.failing_seconds.is_some());
+        status.failing_exporters.extend(failing_files.map(|file| file.name.clone()));
         status.silent_disks = self.silent_disks();
         let is_well = status.failing_exporters.is_empty()
             && !status.store.fails
@@ -179,15 +182,41 @@ fn add_pipeline(status: &mut Status, pipeline: &Figures) {
 #[cfg(test)]
 mod tests {
     use strata_export::Clock;
+    use strata_export::pipeline::FileFigures;
 
     use super::*;
 
-    #[test]
-    fn the_state_of_disks_reaches_a_probe_in_few_bytes() {
+    fn without_exporters(pipeline: Arc<Mutex<Figures>>) -> SharedStatus {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let queues = Queues::start(Vec::new(), Clock::real());
         let queues = runtime.expect("a runtime").block_on(queues).expect("no exporters");
-        let status = SharedStatus::new(Arc::default(), Arc::new(queues));
+        SharedStatus::new(pipeline, Arc::new(queues))
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_makes_the_daemon_unhealthy_until_it_can() {
+        let pipeline: Arc<Mutex<Figures>> = Arc::default();
+        let shared = without_exporters(pipeline.clone());
+        let file = |failing_since, trouble: Option<&str>| {
+            let trouble = trouble.map(str::to_owned);
+            let name = "files".to_owned();
+            vec![FileFigures { name, failed: 3, failing_since, trouble, ..FileFigures::default() }]
+        };
+        write(
+            &pipeline,
+            Figures { files: file(Some(Instant::now()), Some("no room")), ..Figures::default() },
+        );
+        let status = shared.status();
+        assert_eq!((status.healthy, status.failing_exporters), (false, vec!["files".to_owned()]));
+        assert_eq!(status.file_exporters[0].trouble.as_deref(), Some("no room"));
+        write(&pipeline, Figures { files: file(None, None), ..Figures::default() });
+        let status = shared.status();
+        assert_eq!((status.healthy, status.failing_exporters), (true, Vec::new()));
+    }
+
+    #[test]
+    fn the_state_of_disks_reaches_a_probe_in_few_bytes() {
+        let status = without_exporters(Arc::default());
         let disk = |path: String| SilentDisk { path, seconds: 12 };
         status.name_disks(&[disk("/a".to_owned()), disk("/\u{e4}".repeat(DISKS_BYTES))]);
         let text = status.with_disks(str::to_owned);

@@ -296,6 +296,8 @@ pub struct FileExporter {
     pub trouble: Option<String>,
 }
 
+    /// For how long some or all profiles have not been written.
+    pub failing_seconds: Option<u64>,
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Memory {
@@ -380,6 +382,7 @@ impl From<&FileFigures> for FileExporter {
             trouble: file.trouble.clone(),
         }
     }
+            failing_seconds: file.failing_since.map(|since| since.elapsed().as_secs()),
 }
 
 impl From<&strata_containers::SourceHealth> for ContainerSource {

@@ -180,8 +180,9 @@ fn delivery(status: &Status, lines: &mut Vec<String>) {
         exporter(one, lines);
     }
     for file in &status.file_exporters {
-        let files = counted(file.files_written, "file");
-        lines.push(format!("exporter {:<10}{files}", file.name));
+        let failing = file.failing_seconds.map(|seconds| format!("failing for {seconds} s; "));
+        let (failing, files) = (failing.unwrap_or_default(), counted(file.files_written, "file"));
+        lines.push(format!("exporter {:<10}{failing}{files}", file.name));
         lines.extend(lost(file.failed, "profiles could not be written"));
         if let Some(trouble) = &file.trouble {
             lines.push(format!("               {trouble}"));
@@ -322,7 +323,7 @@ mod tests {
                     name: "files".to_owned(),
                     files_written: 7,
                     failed: count,
-                    trouble: None,
+                    ..FileExporter::default()
                 }],
                 ..Status::default()
             })
@@ -359,6 +360,22 @@ mod tests {
             last_error: Some(PastTrouble {
                 reason: "the server answered 500".to_owned(),
                 seconds_ago: Some(4),
+    #[test]
+    fn an_exporter_of_files_that_fails_shows_since_when_and_why() {
+        let reason = "/profiles: could not write the profile: No space left on device";
+        let file = FileExporter {
+            name: "files".to_owned(),
+            failed: 12,
+            failing_seconds: Some(40),
+            trouble: Some(reason.to_owned()),
+            ..FileExporter::default()
+        };
+        let shown = status(&Status { file_exporters: vec![file], ..Status::default() });
+        for expected in ["exporter files     failing for 40 s; 0 files\n", reason] {
+            assert!(shown.contains(expected), "{shown}");
+        }
+    }
+
             }),
             ..Exporter::default()
         };

@@ -37,6 +37,7 @@ use crate::spool::{Key, Spool, SpoolError};
 
 use disk::Done;
 use sending::Flight;
+pub(crate) use warnings::QUIET;
 use warnings::Warnings;
 
 pub(crate) enum Command {

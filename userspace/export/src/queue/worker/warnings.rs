@@ -8,8 +8,8 @@ use std::time::Duration;
 use crate::queue::clock::Moment;
 
 /// The interval of warnings about a server that fails, and recovers, again and again; and about one
-/// that refuses batch after batch.
-pub(super) const QUIET: Duration = Duration::from_secs(600);
+/// that refuses batch after batch, or a folder that takes no profiles.
+pub(crate) const QUIET: Duration = Duration::from_secs(600);
 
 /// After so long a failure is no brief one.
 const BRIEF: Duration = Duration::from_secs(60);
