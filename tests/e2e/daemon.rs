@@ -458,13 +458,20 @@ fn one_recording_is_uploaded_and_kept_when_that_fails() -> Result<()> {
     assert_eq!(std::fs::read_dir(folder.path())?.count(), 0, "nothing else was asked for");
 
     server.answer(Answer::status(401));
-    let ended = upload(&format!("http://{address}"))?;
-    println!("{}", ended.stderr);
-    assert!(!ended.status.success() && ended.stderr.contains("the server answered 401"));
-    let kept = ended.stderr.split("was kept in `").nth(1).and_then(|rest| rest.split('`').next());
-    let kept = std::path::PathBuf::from(kept.context("it says where the profile is")?);
-    assert!(pprof::read(&kept)?.total()? > 100);
-    Ok(std::fs::remove_file(kept)?)
+    // A port at which no server listens.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    for (address, why) in [(address, "the server answered 401"), (closed, "refused")] {
+        let ended = upload(&format!("http://{address}"))?;
+        println!("{}", ended.stderr);
+        assert!(!ended.status.success() && ended.stderr.contains(why));
+        assert!(!ended.stderr.contains("lost") && !ended.stderr.contains("spool"));
+        let kept = ended.stderr.split("was kept in `").nth(1);
+        let kept = kept.and_then(|rest| rest.split('`').next());
+        let kept = std::path::PathBuf::from(kept.context("it says where the profile is")?);
+        assert!(pprof::read(&kept)?.total()? > 100);
+        std::fs::remove_file(kept)?;
+    }
+    Ok(())
 }
 
 /// A fake of Docker's engine: it returns the same container for every request.

@@ -30,6 +30,8 @@ pub struct ExporterSettings {
     /// Whether batches that an endpoint denies (a wrong credential or path) wait, up to their age;
     /// else they are dropped at once.
     pub keeps_denied: bool,
+    /// Whether what is not delivered is a loss; else the program that enqueues it keeps it.
+    pub reports_losses: bool,
 }
 
 impl ExporterSettings {
@@ -47,6 +49,7 @@ impl ExporterSettings {
             memory: 16 << 20,
             waits: Waits::default(),
             keeps_denied: true,
+            reports_losses: true,
         }
     }
 

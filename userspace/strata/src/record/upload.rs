@@ -82,6 +82,8 @@ impl Upload {
         let mut plan = plan;
         // The user waits for the answer.
         plan.keeps_denied = false;
+        // The profile is in a file then.
+        plan.reports_losses = false;
         Ok(Self { wanted, exporter, backend, plan, host })
     }
 

@@ -221,7 +221,7 @@ impl Worker {
         self.next_open = Moment::ZERO;
         self.next_store = Moment::ZERO;
         self.keep(true).await;
-        if self.queue.unstored() > 0 {
+        if self.queue.unstored() > 0 && self.plan.reports_losses {
             let (exporter, batches) = (&self.plan.name, self.queue.unstored());
             tracing::warn!(exporter, batches, "lost: neither sent nor on a disk");
         }

@@ -183,10 +183,14 @@ impl Worker {
     fn is_failing(&mut self, reason: &str) {
         self.health.failing_since.get_or_insert(self.clock.time());
         if self.warnings.failed(self.clock.now()) {
+            let minutes = self.plan.spool_age.as_secs() / 60;
+            let waiting = match &self.plan.spool_dir {
+                Some(_) => format!("profiles wait in the spool for up to {minutes} minutes"),
+                None => "profiles wait in memory, and it is tried again".to_owned(),
+            };
             tracing::warn!(
                 exporter = self.plan.name,
-                "nothing can be delivered; profiles wait in the spool for up to {} minutes: {reason}",
-                self.plan.spool_age.as_secs() / 60
+                "nothing can be delivered; {waiting}: {reason}"
             );
         }
     }
