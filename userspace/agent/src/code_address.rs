@@ -85,7 +85,7 @@ impl CodeAddress {
     pub fn of_end(end: End) -> Option<Self> {
         match end {
             End::Complete | End::KernelOnly => None,
-            End::FrameLimit | End::CaptureLimit => Some(Self::Marker(Marker::Truncated)),
+            End::FrameLimit => Some(Self::Marker(Marker::Truncated)),
             other => Some(Self::Marker(Marker::Incomplete(other as u8))),
         }
     }

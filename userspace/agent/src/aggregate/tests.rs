@@ -140,6 +140,13 @@ fn a_cut_stack_is_another_stack_and_is_marked() {
 }
 
 #[test]
+fn a_stack_that_was_larger_than_its_copy_is_incomplete_and_not_truncated() {
+    let end = End::CaptureLimit;
+    let incomplete = CodeAddress::Marker(Marker::Incomplete(end as u8));
+    assert_eq!(CodeAddress::of_end(end), Some(incomplete));
+}
+
+#[test]
 fn what_rows_and_times_refer_to_stays_when_they_are_taken_out() {
     let space = Space::default();
     let mut aggregate = Aggregate::new([Kind::Cpu].into_iter().collect());
