@@ -4,6 +4,8 @@
 
 mod support;
 
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
@@ -12,10 +14,14 @@ use support::{HOUR, SECOND, START, counts, head, options, profile};
 
 const INSIDE: &str = "STRATA_TEST_SMALL_DISK";
 
+fn mixed(number: i64, at: i64) -> i64 {
+    (number * 99 + at).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as i64)
+}
+
 /// A profile that does not compress.
 fn written(number: i64) -> strata_profile::Profile {
-    let mixed = |at: i64| (number * 99 + at).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as i64);
-    let names: Vec<String> = (0..40).map(|at| format!("main;{:x};{at}", mixed(at))).collect();
+    let names: Vec<String> =
+        (0..40).map(|at| format!("main;{:x};{at}", mixed(number, at))).collect();
     let stacks: Vec<_> = names.iter().map(|name| (name.as_str(), 1)).collect();
     profile(&stacks)
 }
@@ -28,17 +34,50 @@ fn samples(directory: &Path) -> i64 {
 
 #[test]
 fn a_full_disk_is_counted_and_does_not_stop_the_writer_for_good() {
+    on_a_small_disk("a_full_disk_is_counted_and_does_not_stop_the_writer_for_good", |disk| {
+        fills_up_and_has_room_again(disk);
+    });
+}
+
+#[test]
+fn a_store_opened_on_a_full_disk_fails_only_to_write() {
+    on_a_small_disk("a_store_opened_on_a_full_disk_fails_only_to_write", |disk| {
+        let directory = disk.join("store");
+        let mut store = Store::open(&directory, options()).unwrap();
+        // Names that do not compress: their index takes more than what is left of the file's last page.
+        for number in 0..60 {
+            let service: String = (0..6).map(|at| format!("{:016x}", mixed(number, at))).collect();
+            store.append(&head(&service, START), &profile(&[("main", 1)]), START).unwrap();
+        }
+        // As when its process is killed: the segment is not sealed.
+        drop(store);
+        let mut ballast = File::create(disk.join("ballast")).unwrap();
+        while ballast.write_all(&[7; 512]).is_ok() {}
+        let mut store = Store::open(&directory, options()).unwrap();
+        store.tend(START).expect("there is nothing to merge");
+        assert!(directory.join("0000000000000000.open").exists(), "it could not be sealed");
+        assert_eq!(samples(&directory), 60);
+        let refused = store.append(&head("shop", START), &written(2), START).unwrap_err();
+        let StoreError::Io { source, .. } = refused else { panic!("{refused}") };
+        assert_eq!(source.kind(), std::io::ErrorKind::StorageFull);
+        store.tend(START).expect("there is nothing to merge");
+    });
+}
+
+/// Runs a test again by itself, with a small disk.
+fn on_a_small_disk(test: &str, run: fn(&Path)) {
     if let Some(disk) = std::env::var_os(INSIDE) {
-        return on_a_small_disk(Path::new(&disk));
+        return run(Path::new(&disk));
     }
     let directory = tempfile::tempdir().unwrap();
     let myself = std::env::current_exe().unwrap();
     let script = "mount -t tmpfs -o size=512k strata-test \"$1\" && \
-                  exec \"$2\" --exact a_full_disk_is_counted_and_does_not_stop_the_writer_for_good";
+                  exec \"$2\" --exact \"$3\"";
     let done = Command::new("unshare")
         .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"])
         .arg(directory.path())
         .arg(myself)
+        .arg(test)
         .env(INSIDE, directory.path())
         .output()
         .expect("`unshare` of util-linux runs");
@@ -48,7 +87,7 @@ fn a_full_disk_is_counted_and_does_not_stop_the_writer_for_good() {
     assert!(printed.contains("1 passed"), "{printed}{complained}");
 }
 
-fn on_a_small_disk(disk: &Path) {
+fn fills_up_and_has_room_again(disk: &Path) {
     let ballast = disk.join("ballast");
     std::fs::write(&ballast, vec![7; 200 << 10]).unwrap();
     let directory = disk.join("store");

@@ -13,6 +13,7 @@ use crate::writing::SegmentWriter;
 impl Store {
     pub(super) fn recover(&mut self) -> Result<(), StoreError> {
         let files = directory::list(&self.directory)?;
+        let mut unsealed = BTreeSet::new();
         // Before anything is changed: the version that wrote it may run again.
         for &(number, name, _) in files.iter().filter(|(_, name, _)| *name != Name::Damaged) {
             Segment::check_version(&name.path(&self.directory, number))?;
@@ -22,7 +23,11 @@ impl Store {
             let path = name.path(&self.directory, number);
             match name {
                 Name::New => remove(&path)?,
-                Name::Open => self.recover_open(number, &path)?,
+                Name::Open => {
+                    if !self.recover_open(number, &path)? {
+                        unsealed.insert(number);
+                    }
+                }
                 Name::Sealed => self.recover_sealed(number, &path, length)?,
                 Name::Damaged => self.note_damaged(number, &path)?,
                 Name::Names => self.recover_names(number, &path)?,
@@ -41,9 +46,12 @@ impl Store {
         self.drop_rollups()?;
         let rolled = self.rollups.values().flat_map(|rollup| &rollup.members);
         let rolled: BTreeSet<_> = rolled.map(|member| member.number).collect();
-        // With what was left open and has just been sealed.
+        // With what was left open and has just been sealed; merges are made of sealed files only.
         self.waiting.clear();
         for (&number, sealed) in &self.sealed {
+            if unsealed.contains(&number) {
+                continue;
+            }
             if sealed.merged_bytes == 0 {
                 self.waiting.push_back(number);
             } else if !rolled.contains(&number) {
@@ -82,16 +90,16 @@ impl Store {
         }
     }
 
-    fn recover_open(&mut self, number: u64, path: &Path) -> Result<(), StoreError> {
+    /// Whether it does not stay open.
+    fn recover_open(&mut self, number: u64, path: &Path) -> Result<bool, StoreError> {
         match SegmentWriter::recover(path) {
             Ok((writer, cut)) => {
                 self.counters.bytes_cut_off = self.counters.bytes_cut_off.saturating_add(cut);
                 self.counters.segments_recovered += 1;
                 // On a full disk it stays open: it can be read, and dropped, like this.
-                let _ = self.seal_writer(number, writer, path);
-                Ok(())
+                Ok(self.seal_writer(number, writer, path).is_ok())
             }
-            Err(StoreError::Damaged { .. }) => self.put_aside(number, path),
+            Err(StoreError::Damaged { .. }) => self.put_aside(number, path).map(|()| true),
             Err(error) => Err(error),
         }
     }
