@@ -356,6 +356,10 @@ fn a_second_daemon_and_a_wrong_configuration_end_with_what_to_do() -> Result<()>
     let wrong = run(&["config", "check", "--set", "sampling.frequency=fast"])?;
     assert!(!wrong.status.success());
     assert!(wrong.stderr.contains("flag --set: sampling.frequency"), "{}", wrong.stderr);
+    for path in ["store.path=/proc/x", "log.target=/nonexistent/dir/x.log"] {
+        let wrong = run(&["config", "check", "--set", path])?;
+        assert!(!wrong.status.success() && wrong.stderr.contains("\n-> "), "{}", wrong.stderr);
+    }
     let shown = run(&[
         "config",
         "show",

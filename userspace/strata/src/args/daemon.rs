@@ -52,7 +52,7 @@ pub struct DaemonArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Check the configuration as the daemon reads it, and list its problems
+    /// Check the configuration as the daemon reads it, and the paths in it; list the problems
     Check(SettingsArgs),
     /// Print every value, and where it comes from (secrets as ***)
     Show(SettingsArgs),

@@ -8,7 +8,7 @@
 //! - `strata_export`: delivers profiles to the store and to exporters.
 //! - [`shared_status`]: its status, served by [`web`]; [`health_port`]: health, whatever else happens.
 //! - [`settings`], [`log`], [`notify`], [`memory`]: the configuration, the log, the service
-//!   manager, and the memory limit.
+//!   manager, and the memory limit. `paths`: whether a configuration's paths can be written.
 //!
 //! Threads: the loop; the pipeline; those that write to disks for it; one for exporters' sockets; the
 //! status; health probes; those that read processes (their metadata, their mappings, the code of .NET
@@ -20,6 +20,7 @@ mod health_port;
 pub mod log;
 pub mod memory;
 pub mod notify;
+mod paths;
 pub mod process_metadata;
 pub mod runtimes;
 pub mod session;
@@ -27,7 +28,7 @@ pub mod settings;
 pub mod shared_status;
 pub mod web;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use strata_export::exporter;
 
@@ -78,6 +79,11 @@ pub fn check(source: &Source) -> Result<i32> {
     // What only shows when it is used: certificates, addresses, headers.
     let (_, plans) = exporter::of(&loaded.configuration.exporters, None, 1 << 20)?;
     exporter::try_out(&plans)?;
+    let problems: Vec<_> =
+        paths::problems(&loaded.configuration).iter().map(ToString::to_string).collect();
+    if !problems.is_empty() {
+        bail!("the configuration has {}", settings::listed(&problems));
+    }
     for notice in &loaded.notices {
         message!("strata: {notice}");
     }

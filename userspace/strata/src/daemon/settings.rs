@@ -95,7 +95,7 @@ fn is_socket(path: &str) -> bool {
     std::fs::metadata(path).is_ok_and(|file| file.file_type().is_socket())
 }
 
-fn listed(problems: &[String]) -> String {
+pub fn listed(problems: &[String]) -> String {
     match problems {
         [one] => format!("a problem\n{one}"),
         many => format!("{} problems\n{}", many.len(), many.join("\n")),
