@@ -10,6 +10,7 @@ use super::generated::Generated;
 use crate::doctor::line::State;
 use crate::doctor::print::{bold, coloured};
 use crate::doctor::text::{printable, size};
+use crate::terminal::counted;
 
 /// Places of a debug file that are named; the rest are counted.
 const PLACES: usize = 2;
@@ -152,13 +153,21 @@ fn unwinding_text(unwinding: &Unwinding) -> String {
     let mut text =
         format!("{}: {} rows, {}", sources.join(", "), unwinding.rows, size(unwinding.bytes));
     let undescribed = statistics.undescribed_bytes.saturating_sub(statistics.derived_bytes);
-    for (count, what) in [
-        (undescribed, "bytes of code by frame pointers"),
-        (statistics.unsupported_rows, "rows not supported"),
-        (statistics.refused_rows, "rows beyond the quota of rules"),
+    for (count, what, why) in [
+        (undescribed, "byte", "of code unwound by frame pointers"),
+        (
+            statistics.unsupported_rows,
+            "row",
+            "with call frame information that cannot be expressed: stacks through that code are incomplete",
+        ),
+        (
+            statistics.refused_rows,
+            "row",
+            "beyond the quota of rules: stacks through that code are incomplete",
+        ),
     ] {
         if count > 0 {
-            let _ = write!(text, "; {count} {what}");
+            let _ = write!(text, "; {} {why}", counted(count, what));
         }
     }
     if statistics.truncated > 0 {
@@ -303,4 +312,25 @@ fn generated_json(generated: &Generated) -> Value {
         "jitdump": generated.jitdump,
         "fix": if generated.has_names() { None } else { Some(&generated.fix) },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_unwind::Statistics;
+
+    use super::*;
+
+    #[test]
+    fn rows_without_a_rule_say_what_they_mean_for_stacks() {
+        let with = |unsupported_rows, refused_rows| {
+            let statistics =
+                Statistics { entries: 9, unsupported_rows, refused_rows, ..Statistics::default() };
+            unwinding_text(&Unwinding { rows: 20, rules: 3, bytes: 4096, statistics })
+        };
+        assert!(!with(0, 0).contains("incomplete"), "{}", with(0, 0));
+        assert!(with(1, 0).contains("; 1 row with call frame information"), "{}", with(1, 0));
+        let both = with(4, 2);
+        assert!(both.contains("; 4 rows with ") && both.contains("; 2 rows beyond "), "{both}");
+        assert_eq!(both.matches("stacks through that code are incomplete").count(), 2, "{both}");
+    }
 }
