@@ -39,6 +39,15 @@ pub fn message_text(text: &str) {
     let _ = stderr().write_all(text.as_bytes());
 }
 
+/// Samples a second of a process without a rule, and the most that rules ask for.
+pub fn frequency(of_host: u32, highest: u32) -> String {
+    if highest > of_host {
+        format!("{of_host} Hz (up to {highest} Hz by rules)")
+    } else {
+        format!("{of_host} Hz")
+    }
+}
+
 /// `1234567` as `1,234,567`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();

@@ -487,8 +487,10 @@ impl Daemon {
             true => format!("store {}", configuration.store.path.value.display()),
             false => "no store".to_owned(),
         };
-        let frequency = kernel_frequencies(configuration).of(Kind::Cpu);
-        format!("{frequency} Hz, {exporters}, {store}")
+        let frequency = configuration.frequencies().of(Kind::Cpu);
+        let of_rules = kernel_frequencies(configuration).of(Kind::Cpu);
+        let frequency = crate::printing::frequency(frequency, of_rules);
+        format!("{frequency}, {exporters}, {store}")
     }
 
     /// Flushes the rest of the period, and detaches bridges.

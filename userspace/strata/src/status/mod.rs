@@ -86,7 +86,10 @@ pub struct Broker {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sampling {
+    /// Samples of the CPU a second of a process that no rule gives another rate.
     pub frequency: u32,
+    /// The most that a rule or `frequency` asks for: what the kernel takes.
+    pub highest_frequency: u32,
     /// Why some kinds, or all, are not sampled since the configuration changed.
     pub trouble: Option<String>,
     /// Processes of the host.
@@ -293,11 +296,11 @@ pub struct FileExporter {
     pub name: String,
     pub files_written: u64,
     pub failed: u64,
+    /// For how long some or all profiles have not been written.
+    pub failing_seconds: Option<u64>,
     pub trouble: Option<String>,
 }
 
-    /// For how long some or all profiles have not been written.
-    pub failing_seconds: Option<u64>,
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Memory {
@@ -379,10 +382,10 @@ impl From<&FileFigures> for FileExporter {
             name: file.name.clone(),
             files_written: file.written,
             failed: file.failed,
+            failing_seconds: file.failing_since.map(|since| since.elapsed().as_secs()),
             trouble: file.trouble.clone(),
         }
     }
-            failing_seconds: file.failing_since.map(|since| since.elapsed().as_secs()),
 }
 
 impl From<&strata_containers::SourceHealth> for ContainerSource {

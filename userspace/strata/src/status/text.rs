@@ -4,7 +4,7 @@ use strata_profile::text::sanitize_for_terminal;
 
 use super::{Exporter, Sourced, Status};
 use crate::losses::{self, Running};
-use crate::printing::grouped;
+use crate::printing::{frequency, grouped};
 use crate::terminal::counted;
 
 fn sanitize(lines: &[String]) -> String {
@@ -83,8 +83,8 @@ fn settings(status: &Status, lines: &mut Vec<String>) {
 fn sampling(status: &Status, lines: &mut Vec<String>) {
     let sampling = &status.sampling;
     lines.push(format!(
-        "sampling       {} Hz, {}; {} in profiles, {} left out",
-        sampling.frequency,
+        "sampling       {}, {}; {} in profiles, {} left out",
+        frequency(sampling.frequency, sampling.highest_frequency),
         counted(sampling.processes as u64, "process"),
         counted(sampling.samples, "sample"),
         grouped(sampling.left_out)
@@ -278,6 +278,17 @@ mod tests {
     }
 
     #[test]
+    fn a_rate_that_only_rules_ask_for_is_not_that_of_the_host() {
+        let with = |frequency, highest_frequency| {
+            let sampling =
+                super::super::Sampling { frequency, highest_frequency, ..Default::default() };
+            status(&Status { sampling, ..Status::default() })
+        };
+        assert!(with(19, 19).contains("sampling       19 Hz, 0 processes"));
+        assert!(with(19, 99).contains("sampling       19 Hz (up to 99 Hz by rules), 0 processes"));
+    }
+
+    #[test]
     fn a_helper_that_has_ended_is_shown() {
         let with = |trouble: Option<&str>| {
             let trouble = trouble.map(str::to_owned);
@@ -350,17 +361,6 @@ mod tests {
     }
 
     #[test]
-    fn an_exporter_shows_what_it_lost_and_why() {
-        let mut lines = Vec::new();
-        let one = Exporter {
-            name: "pyroscope".to_owned(),
-            state: "waiting 7 s".to_owned(),
-            lag_seconds: 130.0,
-            dropped: [("too_old".to_owned(), 3)].into(),
-            last_error: Some(PastTrouble {
-                reason: "the server answered 500".to_owned(),
-                seconds_ago: Some(4),
-    #[test]
     fn an_exporter_of_files_that_fails_shows_since_when_and_why() {
         let reason = "/profiles: could not write the profile: No space left on device";
         let file = FileExporter {
@@ -376,6 +376,17 @@ mod tests {
         }
     }
 
+    #[test]
+    fn an_exporter_shows_what_it_lost_and_why() {
+        let mut lines = Vec::new();
+        let one = Exporter {
+            name: "pyroscope".to_owned(),
+            state: "waiting 7 s".to_owned(),
+            lag_seconds: 130.0,
+            dropped: [("too_old".to_owned(), 3)].into(),
+            last_error: Some(PastTrouble {
+                reason: "the server answered 500".to_owned(),
+                seconds_ago: Some(4),
             }),
             ..Exporter::default()
         };

@@ -101,7 +101,8 @@ impl Daemon {
         }
         let losses = losses::losses(engine, &ends, tally.unnamed);
         Sampling {
-            frequency: kernel_frequencies(&self.configuration).of(Kind::Cpu),
+            frequency: self.configuration.frequencies().of(Kind::Cpu),
+            highest_frequency: kernel_frequencies(&self.configuration).of(Kind::Cpu),
             trouble: engine.not_sampling().map(str::to_owned),
             processes: engine.table.count(),
             sampled_processes: self.flusher.processes.len(),
