@@ -166,8 +166,20 @@ const CAUSES: [Cause; 28] = [
         "raise --table-memory",
         "raise memory_limit",
     ),
-    cause("extents_dropped", "mappings over the limit of one process", "", ""),
-    cause("mappings_refused", "executable mappings over the limit of 4,096 of one process", "", ""),
+    cause(
+        "extents_dropped",
+        "ranges of code beyond the 4,096 of a process that the sampler can search: stacks end at frames \
+         in them",
+        "",
+        "",
+    ),
+    cause(
+        "mappings_refused",
+        "executable mappings beyond the 4,096 of a process that are kept: stacks end at frames in them, \
+         which have no symbols",
+        "",
+        "",
+    ),
     cause(
         "mapping_events_muted",
         "mapping events skipped: their process maps without end, and is read again later; until then \
