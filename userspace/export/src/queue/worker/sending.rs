@@ -167,9 +167,10 @@ impl Worker {
         let now = self.clock.now();
         if self.next_refusal_warning <= now {
             self.next_refusal_warning = now.saturating_add(QUIET);
+            let dropped = if self.plan.reports_losses { ", which are dropped" } else { "" };
             tracing::warn!(
                 exporter = self.plan.name,
-                "the server refuses profiles, which are dropped: {reason}"
+                "the server refuses profiles{dropped}: {reason}"
             );
         }
         self.health.last_error = self.trouble(reason.clone());
