@@ -23,6 +23,9 @@ const MANY_FILES: usize = 4096;
 /// before the period ends.
 const MANY_NEW_FILES: usize = 8192;
 
+/// Processes without a main thread that are looked for at a time.
+const LEADERLESS_LOOKS: usize = 64;
+
 /// The most processes evicted after an allocation failed. The allocation is tried again later:
 /// freed memory is reused only after a grace period.
 const FOR_A_SHORTAGE: usize = 4;
@@ -97,9 +100,6 @@ impl Engine {
         let (programs, store) = (&mut self.programs, &mut self.store);
         let managed = &mut self.managed;
         self.processes.ended.retain(|&pid| {
-            if table.is_leaderless(pid) {
-                return true;
-            }
             // The pid may be another process by now.
             if !table.get(pid).is_some_and(|process| process.exited) {
                 return false;
@@ -138,13 +138,18 @@ impl Engine {
     }
 
     /// Processes whose main thread has ended end with their last thread, of whose end the event may be lost.
+    /// The next ones are looked for at each call: a user may have thousands.
     fn look_after_leaderless(&mut self) {
-        self.processes.ended.extend(self.table.take_leaderless());
-        let are_gone = |pid: &u32| self.table.is_leaderless(*pid) && !still_runs(*pid);
-        let gone: Vec<u32> = self.processes.ended.iter().copied().filter(are_gone).collect();
-        for pid in gone {
-            self.table.end(pid);
-            self.ended(pid);
+        let (table, leaderless) = (&mut self.table, &mut self.processes.leaderless);
+        leaderless.extend(table.take_leaderless());
+        leaderless.retain(|pid| table.is_leaderless(*pid));
+        for _ in 0..leaderless.len().min(LEADERLESS_LOOKS) {
+            let Some(pid) = self.processes.leaderless.pop_front() else { return };
+            if still_runs(pid) {
+                self.processes.leaderless.push_back(pid);
+            } else if self.table.end(pid) {
+                self.ended(pid);
+            }
         }
     }
 

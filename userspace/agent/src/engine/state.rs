@@ -1,6 +1,6 @@
 //! The engine's own state, beside the components that it ties together.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::time::Instant;
 
 use strata_kinds::Kinds;
@@ -56,8 +56,10 @@ pub(super) struct Processes {
     pub(super) scanner: Scanner,
     /// Their extents may have to be published anew.
     pub(super) dirty: HashSet<u32>,
-    /// Their last thread has ended, or their main one.
+    /// Their last thread has ended.
     pub(super) ended: Vec<u32>,
+    /// Their main thread has ended before others.
+    pub(super) leaderless: VecDeque<u32>,
     /// They have executed a program while their time was counted, and are asked who they are: at most
     /// [`MOST_EXECUTED`]; the others are asked at their first record.
     pub(super) executed: HashSet<u32>,
