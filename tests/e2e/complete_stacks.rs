@@ -343,9 +343,8 @@ fn a_process_goes_on_when_its_main_thread_has_ended() -> Result<()> {
     let (attached, other) = (start()?, start()?);
     let of_one =
         strata::record()?.frequency(FREQUENCY).pid(attached.pid()).option("-e", "cpu,wall");
-    let of_one = of_one.start()?.finish_when_used(&[attached.pid()], 0.5)?;
-    let of_host = strata::record()?.frequency(FREQUENCY).start()?;
-    let of_host = of_host.finish_when_used(&[other.pid()], 0.5)?;
+    let of_one = of_one.seconds(3.0).run()?;
+    let of_host = strata::record()?.frequency(FREQUENCY).seconds(3.0).run()?;
     let line = format!("{} & sleep 3; kill $!", program.display());
     let launched = strata::record()?.frequency(FREQUENCY).shell(&line).run()?;
     let of_command = launched.stacks()?.that(|stack| stack.comm() == "leaderless");

@@ -1,7 +1,8 @@
 //! Processes whose main thread has ended before others.
 //!
-//! `/proc/PID` of such a process shows neither its memory nor its files: `/proc/TID` of a thread that goes
-//! on does.
+//! `/proc/PID` of such a process shows neither its memory nor its files; `/proc/PID/task/TID` of a thread
+//! that goes on does. Invariant: a thread may end, and its number be another process's, before what was found
+//! is used: below the process's own directory there is nothing then.
 
 use crate::process_text::Stat;
 

@@ -79,11 +79,13 @@ impl Engine {
             self.turn.now = Instant::now();
             self.answer_files();
             self.publish_dirty();
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || !self.loading.is_asked() {
+            let now = Instant::now();
+            if now >= until || !self.loading.is_asked() {
                 break;
             }
-            self.loading.block(left);
+            // Some answers are there at once.
+            let next = self.loading.next_deadline().map_or(until, |next| next.min(until));
+            self.loading.block(next.saturating_duration_since(now));
         }
     }
 

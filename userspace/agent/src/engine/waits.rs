@@ -71,8 +71,8 @@ struct Span {
 }
 
 /// What has passed of a thread's time and was not counted as a wait: what others may have taken for which a
-/// sampled one stands. A thread cannot wait for longer than it lives: one that was switched all the time and
-/// then sleeps once would, where that sleep is sampled.
+/// sampled one stands. A thread cannot wait for longer than time has passed: one that was switched all the
+/// time and then sleeps once would, where that sleep is sampled.
 #[derive(Clone, Copy, Default)]
 struct Spare {
     nanos: u64,
@@ -80,10 +80,9 @@ struct Spare {
     until: u64,
 }
 
-/// More is not kept: a thread that was running for hours has not waited meanwhile.
+/// More is not kept: a thread that was running for hours has not waited meanwhile. Of one that has not waited
+/// for so long nothing is kept: it would have as much in any case.
 const MOST_SPARE: u64 = 10_000_000_000;
-/// Of a thread that has not waited for so long nothing is kept.
-const KEPT_FOR: u64 = 60_000_000_000;
 
 impl Spare {
     /// Time passes without a wait that is sampled.
@@ -333,7 +332,7 @@ impl Waits {
             stays
         });
         let latest = self.spares.values().map(|(_, spare)| spare.until).max().unwrap_or_default();
-        self.spares.retain(|_, (_, spare)| latest - spare.until < KEPT_FOR);
+        self.spares.retain(|_, (_, spare)| latest - spare.until < MOST_SPARE);
     }
 }
 
@@ -484,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_waits_no_longer_than_it_lives() {
+    fn a_thread_waits_no_longer_than_time_passes() {
         let (mut waits, mut to) = (Waits::default(), Aggregate::new(strata_kinds::Kinds::NONE));
         let mut run = |began, ended, weight| {
             let before = counted(&to).iter().map(|(_, value)| value).sum::<u64>();
@@ -501,9 +500,7 @@ mod tests {
         assert_eq!(run(90 * MOST_SPARE, 100 * MOST_SPARE, 4), 11 * MOST_SPARE);
         waits.retain(|_, _| true);
         assert_eq!(waits.spares.len(), 1);
-        waits
-            .spares
-            .insert(8, (ImageId(1), Spare { nanos: 0, until: 100 * MOST_SPARE + KEPT_FOR }));
+        waits.spares.insert(8, (ImageId(1), Spare { nanos: 0, until: 101 * MOST_SPARE }));
         waits.retain(|_, _| true);
         assert!(!waits.spares.contains_key(&7));
     }

@@ -13,8 +13,7 @@ use super::table::{Change, Existing, Mapping, ProcessTable, Threads};
 use crate::blocking_reader::{BlockingReader, Patience, Ticket, owner_of};
 use crate::image_id::ImageId;
 use crate::kernel::perf_record::MappedInode;
-use strata_sandbox::living_thread;
-use strata_sandbox::process_text;
+use strata_sandbox::{living_thread, process_text};
 
 /// Hosts with a dead file system have some such processes.
 const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 64, of_one: 8 };
@@ -169,8 +168,11 @@ impl Scanner {
 /// Processes may end at any moment: one that cannot be read counts as gone.
 fn read(pid: u32) -> Option<Found> {
     let stat = stat(pid)?;
-    let shown = if stat.is_zombie() { living_thread(pid)? } else { pid };
-    let file = File::open(format!("/proc/{shown}/maps")).ok()?;
+    let place = match stat.is_zombie() {
+        true => format!("/proc/{pid}/task/{}/maps", living_thread(pid)?),
+        false => format!("/proc/{pid}/maps"),
+    };
+    let file = File::open(place).ok()?;
     let mut lines = BufReader::new(file.take(MAX_MAPS));
     let mut found = Found { code: Vec::new(), has_memory: false, stat };
     let mut line = Vec::new();

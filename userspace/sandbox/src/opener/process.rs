@@ -4,7 +4,7 @@
 //! through it fails with ESRCH or ENOENT, also when the pid is given to another. So the start time
 //! needs to be compared only once per descriptor, and once for a batch on one process.
 
-use crate::process_text::Stat;
+use crate::process_text::{Stat, status_field};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
@@ -78,7 +78,22 @@ pub fn open_process(process: ProcessRef) -> Result<OwnedFd, Refused> {
     // Its threads may go on, and the directory of one shows the same files. A process that has been asked
     // for by its start time is there still, as long as one of its threads is.
     let thread = living_thread(process.pid).ok_or((Refusal::ProcessGone, 0))?;
-    open(format!("/proc/{thread}"), flags, Mode::empty()).map_err(refused)
+    let directory = open(format!("/proc/{thread}"), flags, Mode::empty()).map_err(refused)?;
+    // The thread may have ended since, and its number be another process's.
+    if leader_of(&directory).map_err(gone)? == Some(process.pid) {
+        Ok(directory)
+    } else {
+        Err((Refusal::ProcessChanged, 0))
+    }
+}
+
+/// The process that a thread belongs to, by its directory in `/proc`.
+fn leader_of(thread: &OwnedFd) -> Result<Option<u32>, Errno> {
+    let status = openat(thread, "status", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut buffer = [0; STAT_BYTES];
+    let length = rustix::io::read(&status, &mut buffer)?;
+    let text = String::from_utf8_lossy(buffer.get(..length).unwrap_or_default());
+    Ok(status_field(&text, "Tgid").and_then(|tgid| tgid.parse().ok()))
 }
 
 /// When a process started, by its `/proc/PID/stat`: in clock ticks since boot.

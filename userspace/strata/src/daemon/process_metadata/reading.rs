@@ -88,21 +88,24 @@ pub struct Seen {
 
 impl Seen {
     fn read(pid: u32, wanted: &Wanted) -> Self {
-        let mut exe = exe_of(pid);
+        let mut place = format!("/proc/{pid}");
+        let mut exe = exe_of(&place);
         let is_kernels = exe.is_none() && is_kernels(pid);
         // Where its main thread has ended, another shows what it was started with.
-        let has_none = exe.is_none() && !is_kernels;
-        let pid = if has_none { living_thread(pid).unwrap_or(pid) } else { pid };
-        if has_none {
-            exe = exe_of(pid);
+        if exe.is_none()
+            && !is_kernels
+            && let Some(thread) = living_thread(pid)
+        {
+            place = format!("{place}/task/{thread}");
+            exe = exe_of(&place);
         }
-        let block = if is_kernels { None } else { block_of(pid) };
+        let block = if is_kernels { None } else { block_of(&place) };
         let (environment, not_kept) = used(block.as_deref().unwrap_or_default(), wanted);
         Self {
             is_bare: block.as_ref().is_some_and(Vec::is_empty),
             environment,
             not_kept,
-            entry_assembly: entry_assembly(pid, exe.as_deref()),
+            entry_assembly: entry_assembly(&place, exe.as_deref()),
             is_kernels,
             exe,
             at: monotonic_nanos(),
@@ -110,8 +113,8 @@ impl Seen {
     }
 }
 
-fn exe_of(pid: u32) -> Option<String> {
-    let path = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+fn exe_of(place: &str) -> Option<String> {
+    let path = std::fs::read_link(format!("{place}/exe")).ok()?;
     Some(String::from_utf8_lossy(path.as_os_str().as_bytes()).into_owned())
 }
 
@@ -125,9 +128,9 @@ fn stat_of(pid: u32) -> Vec<u8> {
     std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default()
 }
 
-fn block_of(pid: u32) -> Option<Vec<u8>> {
+fn block_of(place: &str) -> Option<Vec<u8>> {
     let mut block = Vec::new();
-    let file = File::open(format!("/proc/{pid}/environ")).ok()?;
+    let file = File::open(format!("{place}/environ")).ok()?;
     file.take(MAX_BLOCK as u64 + 1).read_to_end(&mut block).ok()?;
     Some(block)
 }
@@ -161,14 +164,14 @@ const IS_SET: &[u8] = b"(set)";
 
 /// The assembly that a .NET process was started with: the first argument of its host that is one,
 /// else the program itself.
-fn entry_assembly(pid: u32, exe: Option<&str>) -> Option<String> {
+fn entry_assembly(place: &str, exe: Option<&str>) -> Option<String> {
     let exe = exe?.trim_end_matches(" (deleted)");
     let name = exe.rsplit('/').next()?;
     if name != "dotnet" && name != "corerun" {
         return Some(name.to_owned());
     }
     let mut command = Vec::new();
-    let file = File::open(format!("/proc/{pid}/cmdline")).ok()?;
+    let file = File::open(format!("{place}/cmdline")).ok()?;
     file.take(MAX_COMMAND).read_to_end(&mut command).ok()?;
     let mut arguments = command.split(|byte| *byte == 0).skip(1);
     let assembly =
