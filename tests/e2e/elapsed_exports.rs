@@ -33,6 +33,12 @@ fn sum(one: &Received, column: &str) -> i64 {
     of_name.map_or(0, values)
 }
 
+/// The threads of a profile's samples, as Datadog has them.
+fn thread_ids(one: &Received) -> impl Iterator<Item = i64> + '_ {
+    let labels = one.profile.sample.iter().flat_map(|sample| &sample.label);
+    labels.filter(|label| one.profile.string(label.key) == "thread id").map(|label| label.num)
+}
+
 #[test]
 fn the_sums_of_each_kind_are_the_same_at_every_backend_and_in_the_store() -> Result<()> {
     let _machine = machine::beside_others()?;
@@ -101,5 +107,61 @@ fn the_sums_of_each_kind_are_the_same_at_every_backend_and_in_the_store() -> Res
     println!("{} runtimes, {} uploads of the program, {whole} whole", periods.len(), own.len());
     assert!(own.len() >= 2 && whole >= 1);
     assert!(own.windows(2).all(|pair| pair[0].label("runtime-id") == pair[1].label("runtime-id")));
+    Ok(())
+}
+
+#[test]
+fn short_processes_of_a_service_share_one_profile_a_period_and_a_lasting_one_has_its_own()
+-> Result<()> {
+    const COUNT: usize = 100;
+    let _machine = machine::beside_others()?;
+    let mut daemon = Daemon::prepared()?;
+    let agent_socket = daemon.folder().join("agent.socket");
+    let agent = Collector::on_socket(&agent_socket)?;
+    daemon.configure(&format!(
+        "[dotnet]\nbridge = \"off\"\n\
+         [exporter.datadog]\nurl = \"unix://{}\"\nperiod = \"10s\"\n\
+         [[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"elapsed\" }} }}\n\
+         types = [\"cpu\", \"wall\"]\n\
+         [[rule]]\nmatch = {{ exe = \"*/short_life*\" }}\n\
+         service = \"elapsed\"\ntypes = [\"cpu\", \"wall\"]\n",
+        agent_socket.display(),
+    ))?;
+    daemon.start()?;
+    let mut lasting = Command::new("/bin/sleep");
+    lasting.arg("600").env("DD_SERVICE", "elapsed");
+    let lasting = Running::from_command(lasting)?;
+    let program = targets::c("short_life").build()?;
+    for _ in 0..COUNT {
+        Running::start(&program, &["20"])?.wait(PATIENCE)?;
+    }
+    let ended = daemon.end()?;
+    assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+
+    let uploaded = backends::datadog(&agent.requests())?;
+    let own: Vec<&Received> =
+        uploaded.iter().filter(|one| one.label("service") == "elapsed").collect();
+    let (of_one, of_several): (Vec<&Received>, Vec<&Received>) =
+        own.iter().partition(|one| !one.label("process_id").is_empty());
+    let lasting = lasting.pid().to_string();
+    let has_lasting = of_one.iter().any(|one| one.label("process_id") == lasting);
+    let ids: BTreeSet<&str> = of_several.iter().map(|one| one.label("runtime-id")).collect();
+    let uploaded: i64 = own.iter().map(|one| sum(one, "wall")).sum();
+    let stored = stored(&daemon, "wall")?;
+    // Each has one thread, whose number is the process's.
+    let threads: BTreeSet<i64> = of_several.iter().flat_map(|one| thread_ids(one)).collect();
+    println!(
+        "{} profiles of short processes, {} of {COUNT}, under {} runtime ids; {} of one process; \
+         wall: stored {stored}, Datadog {uploaded}",
+        of_several.len(),
+        threads.len(),
+        ids.len(),
+        of_one.len(),
+    );
+    assert!(has_lasting, "a process that lasts has a profile of its own");
+    assert!(threads.len() >= COUNT * 9 / 10, "their samples keep their threads");
+    // What is known of a process may differ where it ended before it was read.
+    assert!(of_several.len() <= 8 && ids.len() <= 3, "they share profiles");
+    assert!(stored > 0 && stored == uploaded, "no time is lost");
     Ok(())
 }

@@ -5,14 +5,17 @@
 //! from the profiled programs: names are made valid, values are bounded.
 
 use std::borrow::Cow;
+use std::hash::Hash;
+use std::sync::OnceLock;
 
 use strata_profile::Profile;
+use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::label_names::pyroscope_name;
 use crate::limits::{Cuts, shortened};
 
 /// The origin of a profile; empty or `None` where unknown.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Origin {
     pub service: String,
     pub env: String,
@@ -42,7 +45,32 @@ pub struct Origin {
     pub target_labels: Vec<String>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+impl Origin {
+    /// The origin of a profile of several processes that differ in pid and runtime id only. Its runtime
+    /// id is the same for all such profiles since the start of the host: they are of one instance.
+    #[must_use]
+    pub fn of_several(&self) -> Self {
+        let mut origin = Self { pid: None, runtime_id: String::new(), ..self.clone() };
+        let mut facts = Xxh3Default::new();
+        origin.hash(&mut facts);
+        let facts = facts.digest128();
+        origin.runtime_id = shared_runtime_id(&format!("processes of {} {facts:x}", self.host));
+        origin
+    }
+}
+
+/// A runtime id for what is no process: the same after every start of strata, another one after every
+/// start of the host, as for any process, because sequence numbers restart there.
+pub(crate) fn shared_runtime_id(name: &str) -> String {
+    static BOOT: OnceLock<String> = OnceLock::new();
+    let boot = BOOT.get_or_init(|| {
+        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+    });
+    let hash = xxhash_rust::xxh3::xxh3_128(format!("strata's {name} {boot}").as_bytes());
+    uuid::Builder::from_random_bytes(hash.to_le_bytes()).into_uuid().to_string()
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Language {
     #[default]
     Native,
@@ -349,6 +377,17 @@ mod tests {
             ]
         );
         assert_eq!(cuts.dropped_labels, 2);
+    }
+
+    #[test]
+    fn processes_that_differ_in_nothing_else_are_one_instance_without_a_pid() {
+        let one = shop().of_several();
+        let other = Origin { pid: Some(8), runtime_id: "c-d".to_owned(), ..shop() }.of_several();
+        assert_eq!(one, other);
+        assert_eq!(one.pid, None);
+        assert_ne!(one.runtime_id, shop().runtime_id);
+        let of_next = Origin { version: "2".to_owned(), ..shop() }.of_several();
+        assert_ne!(one.runtime_id, of_next.runtime_id);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::{KIND_COUNT, Kind};
 
 /// Samples a second of every kind that a clock samples; 1 for the others, of which every event counts
 /// as one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Frequencies([u32; KIND_COUNT]);
 
 impl Frequencies {

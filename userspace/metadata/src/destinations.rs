@@ -41,7 +41,7 @@ pub const VARIABLES: &[&str] = &[
 ];
 
 /// A destination that a target asked for and a rule allowed.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Wish {
     pub variable: &'static str,
     /// May be a credential.

@@ -90,7 +90,9 @@ fn bounds() -> String {
          further ones are pooled too, including those named by their environment, but not those \
          named by a rule. Pooled samples keep the labels `comm` and `process`; \
          `strata_profiles_pooled_total` and `strata_services_over_limit_total` count \
-         them.\n\nReserved label names, set only by strata and its rules: those that start with \
+         them.\n\nProcesses that start and end between two flushes and have the same identity, \
+         executable and labels share one profile, without a pid and with a runtime id of their own in \
+         common; the samples in the local store keep their pids.\n\nReserved label names, set only by strata and its rules: those that start with \
          `__`, and {}.\n",
         Limits::NAME,
         Limits::LABELS,

@@ -19,6 +19,8 @@ pub struct Image {
     pub comm: Arc<str>,
     /// The file it was started from: the first one it mapped.
     pub program: Option<FileId>,
+    /// When it began, by the clock of events; 0 if it was there before them.
+    pub started: u64,
     /// When the process became another image, by the clock of events: readings of `/proc` since
     /// then are of that one.
     pub replaced: Option<u64>,
@@ -205,18 +207,25 @@ impl ProcessTable {
         self.images.get(&id)
     }
 
+    /// Whether its process has ended, or runs another image.
+    pub fn has_ended(&self, image: ImageId) -> bool {
+        let process = self.image(image).and_then(|image| self.get(image.pid));
+        process.is_none_or(|process| process.exited || process.image != image)
+    }
+
     pub fn program_of(&self, image: ImageId) -> Option<MappedProgram<'_>> {
         let file = self.image(image)?.program?;
         Some(MappedProgram { file, path: &self.files.get(file)?.path })
     }
 
-    fn new_image(&mut self, pid: u32, comm: &str) -> ImageId {
+    fn new_image(&mut self, pid: u32, comm: &str, started: u64) -> ImageId {
         let mut id = ImageId(self.next_image);
         while self.images.contains_key(&id) {
             id.0 = id.0.wrapping_add(1);
         }
         self.next_image = id.0.wrapping_add(1);
-        self.images.insert(id, Image { pid, comm: comm.into(), program: None, replaced: None });
+        let comm = comm.into();
+        self.images.insert(id, Image { pid, comm, program: None, started, replaced: None });
         id
     }
 
@@ -237,7 +246,7 @@ impl ProcessTable {
         if self.processes.contains_key(&pid) {
             return;
         }
-        let image = self.new_image(pid, comm);
+        let image = self.new_image(pid, comm, 0);
         let mut space = Space::default();
         for mapping in mappings {
             self.note_jitdump(image, mapping.backing);
@@ -427,7 +436,7 @@ impl ProcessTable {
         }
         let name = String::from_utf8_lossy(name);
         if exec {
-            let image = self.new_image(pid, &name);
+            let image = self.new_image(pid, &name, time);
             let before = self.processes.get(&pid);
             let parent = before.map_or(0, |process| process.parent);
             let events =
@@ -455,7 +464,7 @@ impl ProcessTable {
         };
         let (comm, program) =
             of_parent.map_or_else(Default::default, |image| (image.comm, image.program));
-        let image = self.new_image(pid, &comm);
+        let image = self.new_image(pid, &comm, time);
         if let Some(image) = self.images.get_mut(&image) {
             image.program = program;
         }
@@ -566,6 +575,29 @@ mod tests {
         table.apply(&Event::Comm { pid: 20, tid: 20, name, exec: true }, 10);
         assert!(!table.is_leaderless(20));
         table.end(20);
+    }
+
+    #[test]
+    fn an_image_ends_with_its_process_or_with_the_next_image() {
+        let mut table = ProcessTable::default();
+        table.insert_unknown(7, "sh");
+        let (pid, tid) = (8, 8);
+        let image = |table: &ProcessTable| table.get(pid).map(|process| process.image).unwrap();
+        table.apply(&Event::Fork { pid, parent: 7, tid }, 5);
+        let forked = image(&table);
+        assert!(!table.has_ended(forked));
+        let name = b"ls".as_slice().into();
+        table.apply(&Event::Comm { pid, tid, name, exec: true }, 6);
+        // A program that has not mapped anything has not begun.
+        table.apply(&mapped(pid, 0x1000, b"/bin/ls"), 7);
+        let executed = image(&table);
+        assert!(table.has_ended(forked) && !table.has_ended(executed));
+        table.apply(&Event::Exit { pid, tid }, 8);
+        assert!(table.has_ended(executed));
+        let started = |image| table.image(image).map(|image| image.started);
+        assert_eq!((started(forked), started(executed)), (Some(5), Some(6)));
+        let lasting = table.get(7).map(|process| process.image).unwrap();
+        assert_eq!((table.has_ended(lasting), started(lasting)), (false, Some(0)));
     }
 
     /// A mapping event of this path.

@@ -9,7 +9,7 @@
 //! Invariant: no sample is lost.
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strata_metadata::Source;
@@ -18,7 +18,7 @@ use strata_store::Head;
 
 use super::FlushedProfile;
 use crate::Outgoing;
-use crate::origin::Origin;
+use crate::origin::{Origin, shared_runtime_id};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSettings {
@@ -163,7 +163,7 @@ impl Pooling {
             node: of.node.clone(),
             cores: of.cores,
             architecture: of.architecture.clone(),
-            runtime_id: runtime_id(&of.host),
+            runtime_id: shared_runtime_id(&format!("pool of {}", of.host)),
             ..Origin::default()
         });
         let all = pool.iter().map(|one| &*one.outgoing.profile);
@@ -184,17 +184,6 @@ impl Pooling {
             named_by: Source::Nothing,
         })
     }
-}
-
-/// The same after every start of strata: it is one instance of one service. Another one after every
-/// start of the host, as of any process: sequence numbers restart there.
-fn runtime_id(host: &str) -> String {
-    static BOOT: OnceLock<String> = OnceLock::new();
-    let boot = BOOT.get_or_init(|| {
-        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
-    });
-    let hash = xxhash_rust::xxh3::xxh3_128(format!("strata's pool of {host} {boot}").as_bytes());
-    uuid::Builder::from_random_bytes(hash.to_le_bytes()).into_uuid().to_string()
 }
 
 fn samples_of(profile: &Profile) -> u64 {

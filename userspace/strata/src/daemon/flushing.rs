@@ -1,4 +1,8 @@
 //! A flush: turns the samples since the last one into a profile for each process and runtime id.
+//!
+//! [`short_processes`]: processes that have ended by their first flush share one where they are alike.
+
+mod short_processes;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,6 +19,7 @@ use super::clock::Period;
 use super::process_metadata::{Containers, ProcessMetadata, ResolvedProcess, age_of};
 use super::runtimes::Runtimes;
 use super::settings::exports_times;
+use short_processes::{Alike, ShortProcesses, Treatment, is_short};
 use strata_agent::aggregate::{Aggregate, Row, Tick};
 use strata_agent::engine::{Engine, monotonic_nanos};
 use strata_agent::image_id::ImageId;
@@ -84,6 +89,8 @@ struct Flush {
     aggregate: Aggregate,
     /// Of runtimes whose profiles are not built yet.
     groups: HashMap<(ImageId, u64), Group>,
+    /// Those of processes that may share a profile.
+    short: ShortProcesses,
     started: SystemTime,
     length: Duration,
     /// By the records' clock.
@@ -155,7 +162,8 @@ impl Flusher {
         let groups = groups_of(&aggregate);
         // Half of its memory, while the profiles take most.
         aggregate.keep_what_is_referred_to();
-        self.flush = Some(Flush { aggregate, groups, started, length, begun_nanos });
+        let short = ShortProcesses::default();
+        self.flush = Some(Flush { aggregate, groups, short, started, length, begun_nanos });
         self.note_time(begun);
     }
 
@@ -207,21 +215,24 @@ impl Flusher {
             })
             .map(|(key, _)| *key)
             .collect();
+        let mut ready = ready.into_iter();
         let (mut profiles, mut bytes) = (Vec::new(), 0);
-        for key in ready {
-            if profiles.is_empty() && !has_room(pipeline) {
-                break;
-            }
-            let Some(group) = flush.groups.remove(&key) else { continue };
-            let built = self.build(engine, configuration, containers, &flush, key, group);
-            bytes += built.iter().map(FlushedProfile::memory).sum::<usize>();
-            profiles.extend(built);
+        while !profiles.is_empty() || has_room(pipeline) {
+            let alike = match ready.next() {
+                Some(key) => self.next(engine, configuration, containers, &mut flush, key),
+                None if flush.groups.is_empty() && !flush.short.is_empty() => flush.short.take(),
+                None => break,
+            };
+            let Some(alike) = alike else { continue };
+            let built = self.build(engine, configuration, &flush, alike);
+            bytes += built.memory();
+            profiles.push(built);
             if profiles.len() >= AT_ONCE || bytes >= pipeline.most_bytes_at_once() {
                 pipeline.publish(std::mem::take(&mut profiles), None);
                 bytes = 0;
             }
         }
-        let ends = is_settled && flush.groups.is_empty();
+        let ends = is_settled && flush.groups.is_empty() && flush.short.is_empty();
         if ends || !profiles.is_empty() {
             pipeline.publish(profiles, ends.then_some(flush.length));
         }
@@ -273,16 +284,17 @@ impl Flusher {
         self.symbolizer.forget(|image| table.image(image).is_none());
     }
 
-    /// The profile of one runtime, if it is wanted.
-    fn build(
+    /// The samples of one runtime, if they are wanted and have a profile now: those of a short process
+    /// wait for others like it.
+    fn next(
         &mut self,
         engine: &mut Engine,
         configuration: &Configuration,
         containers: &dyn Containers,
-        flush: &Flush,
+        flush: &mut Flush,
         (image, domain): (ImageId, u64),
-        group: Group,
-    ) -> Option<FlushedProfile> {
+    ) -> Option<Alike> {
+        let group = flush.groups.remove(&(image, domain))?;
         let sampled = group.kinds();
         let who = self.processes.who(engine, configuration, containers, image, domain);
         let Some(who) = who else {
@@ -290,10 +302,9 @@ impl Flusher {
             return None;
         };
         self.publish_kinds(engine, image, &who);
-        let kinds = sampled.and(wanted_kinds(engine, image, &who));
-        let samples = group.samples(kinds);
-        self.tally.left_out += group.samples(sampled) - samples;
-        if kinds.is_empty() {
+        let kinds = wanted_kinds(engine, image, &who);
+        self.tally.left_out += group.samples(sampled) - group.samples(kinds);
+        if sampled.and(kinds).is_empty() {
             self.leave_out(engine, image, &who);
             return None;
         }
@@ -303,6 +314,29 @@ impl Flusher {
             let wanted = who.decision.frequency(kind).unwrap_or(usual.of(kind));
             engine.rates.set(kind, image, wanted);
         }
+        let stores_times = who.decision.timestamps.unwrap_or(configuration.store.timestamps.value);
+        let treatment = Treatment { kinds, frequencies, stores_times };
+        if domain == 0 && !self.processes.has_profile(image) && is_short(engine, flush, image) {
+            return flush.short.add(image, who, treatment, group);
+        }
+        self.processes.note_profile(image);
+        Some(Alike::one(image, who, treatment, group))
+    }
+
+    /// The profile of one runtime, or of processes that are alike.
+    fn build(
+        &mut self,
+        engine: &Engine,
+        configuration: &Configuration,
+        flush: &Flush,
+        alike: Alike,
+    ) -> FlushedProfile {
+        let mut origin = alike.origin();
+        let Alike { image, who, treatment, group, .. } = alike;
+        let Treatment { frequencies, stores_times, .. } = treatment;
+        let kinds = group.kinds().and(treatment.kinds);
+        self.tally.profiles += 1;
+        self.tally.samples += group.samples(kinds);
         let Flush { started, length, begun_nanos, ref aggregate, .. } = *flush;
         let circumstances = Circumstances { started, length, frequencies, kinds };
         let mut build = Build::new(
@@ -314,7 +348,6 @@ impl Flusher {
         for row in group.rows.iter().filter(|row| kinds.contains(row.kind)) {
             build.add(row);
         }
-        let stores_times = who.decision.timestamps.unwrap_or(configuration.store.timestamps.value);
         if stores_times || exports_times(configuration) {
             let ticks = group.ticks.into_iter().filter(|tick| kinds.contains(tick.kind));
             build.add_ticks(ticks, begun_nanos);
@@ -324,27 +357,24 @@ impl Flusher {
         let end_nanos = profile.start_nanos.saturating_add(profile.duration_nanos);
         self.symbolizer.note_late(image, &late, end_nanos);
         let head = Head {
-            service: who.origin.service.clone(),
+            service: origin.service.clone(),
             labels: who.labels.clone(),
-            runtime_id: who.origin.runtime_id.clone(),
+            runtime_id: origin.runtime_id.clone(),
             start_nanos: profile.start_nanos,
             end_nanos,
             ..Head::default()
         };
-        let mut origin = who.origin.clone();
         if origin.language == Language::Native && Language::of_native(&profile) == Language::Go {
             self.processes.mark_go(image);
             origin = Arc::new(Origin { language: Language::Go, ..(*origin).clone() });
         }
-        self.tally.profiles += 1;
-        self.tally.samples += samples;
-        Some(FlushedProfile {
+        FlushedProfile {
             outgoing: Outgoing { profile, origin },
             head,
             stores_times,
             own_settings: who.identity.wishes.clone(),
             named_by: who.identity.service.source,
-        })
+        }
     }
 
     /// A process without enabled kinds is not sampled any more, unless another runtime in it is.

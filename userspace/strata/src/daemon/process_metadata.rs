@@ -88,6 +88,8 @@ struct KeptProcess {
     runtime_id: Uuid,
     /// Functions of Go's runtime were sampled in it.
     is_go: bool,
+    /// It has had a profile of its own.
+    has_profile: bool,
     /// By AppDomain; 0 is the whole process.
     known: HashMap<u64, (u64, Arc<ResolvedProcess>)>,
 }
@@ -311,6 +313,7 @@ impl ProcessMetadata {
             looks: 0,
             runtime_id: reading::runtime_id(pid).unwrap_or_else(Uuid::new_v4),
             is_go: false,
+            has_profile: false,
             known: HashMap::new(),
         };
         self.kept.insert(image, process);
@@ -344,6 +347,17 @@ impl ProcessMetadata {
     pub fn mark_go(&mut self, image: ImageId) {
         if let Some(process) = self.kept.get_mut(&image) {
             process.is_go = true;
+        }
+    }
+
+    pub fn has_profile(&self, image: ImageId) -> bool {
+        self.kept.get(&image).is_some_and(|process| process.has_profile)
+    }
+
+    /// The process has a profile of its own.
+    pub fn note_profile(&mut self, image: ImageId) {
+        if let Some(process) = self.kept.get_mut(&image) {
+            process.has_profile = true;
         }
     }
 
