@@ -472,10 +472,13 @@ const MOST_WAITING: usize = 256;
 fn wanted_kinds(engine: &Engine, image: ImageId, who: &ResolvedProcess) -> Kinds {
     let types = &who.identity.types;
     let is_old_enough = || {
+        if types.from_age.is_zero() {
+            return true;
+        }
         let pid = engine.table.image(image).map(|image| image.pid);
         // The age of a process that has exited is unknown.
         let age = pid.and_then(age_of).unwrap_or(Duration::ZERO);
-        types.from_age.is_zero() || age >= types.from_age
+        age >= types.from_age
     };
     let is_on = who.decision.choice.enabled != Some(false) && is_old_enough();
     if is_on { types.on } else { Kinds::NONE }

@@ -169,8 +169,7 @@ impl ProcessMetadata {
     /// then.
     fn ask(&mut self, table: &ProcessTable, image: ImageId) {
         let Some(process) = self.kept.get_mut(&image) else { return };
-        let is_current = table.get(process.pid).is_some_and(|process| process.image == image);
-        if !is_current || process.is_given_up {
+        if table.has_ended(image) || process.is_given_up {
             return;
         }
         let question = Question { pid: process.pid, wanted: self.wanted.clone() };
@@ -192,7 +191,7 @@ impl ProcessMetadata {
     }
 
     /// Takes in what was read meanwhile.
-    fn take_in(&mut self) {
+    fn take_in(&mut self, table: &ProcessTable) {
         let answers = self.reader.answers();
         let mut environments = if answers.is_empty() { 0 } else { self.environment_bytes() };
         for (ticket, seen) in answers {
@@ -214,7 +213,8 @@ impl ProcessMetadata {
                     }
                     environments = environments.saturating_sub(before) + seen.environment.len();
                     self.not_kept += u64::from(seen.not_kept);
-                    if let (true, Some(wait)) = (seen.is_bare, AGAIN.get(process.looks as usize)) {
+                    let is_open = seen.is_bare && !table.has_ended(image);
+                    if let (true, Some(wait)) = (is_open, AGAIN.get(process.looks as usize)) {
                         process.looks += 1;
                         process.again = Some(Instant::now() + *wait);
                         self.again.push(image);
@@ -230,7 +230,7 @@ impl ProcessMetadata {
 
     /// Applies completed reads, and requests those that are due.
     pub fn look(&mut self, table: &ProcessTable) {
-        self.take_in();
+        self.take_in(table);
         let now = Instant::now();
         for image in std::mem::take(&mut self.again) {
             let Some(process) = self.kept.get_mut(&image) else { continue };

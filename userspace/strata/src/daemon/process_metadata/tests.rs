@@ -157,6 +157,23 @@ fn a_process_without_an_environment_is_let_be_in_the_end() {
 }
 
 #[test]
+fn a_process_that_has_ended_is_not_read_and_not_waited_for() {
+    let says = Arc::new(Mutex::new(seen(10, "/bin/bare", "")));
+    let mut metadata = ProcessMetadata::with_reader(&configuration(""), 10, reader_of(&says));
+    let mut table = table_of(&[7, 8]);
+    let (first, second) = (image_of(&table, 7), image_of(&table, 8));
+    metadata.meet(&table, first, 7);
+    for pid in [7, 8] {
+        table.apply(&Event::Exit { pid, tid: pid }, 20);
+    }
+    metadata.meet(&table, second, 8);
+    assert!(metadata.is_read(second) && metadata.asked.len() == 1);
+    read_all(&mut metadata, &table);
+    assert!(metadata.is_read(first) && metadata.again.is_empty());
+    assert_eq!(seen_of(&metadata, first).exe.as_deref(), Some("/bin/bare"));
+}
+
+#[test]
 fn the_host_is_called_what_the_configuration_says_else_by_its_name() {
     assert_eq!(host_of(&configuration("host = \"node-1\"\n")), "node-1");
     assert_eq!(host_of(&configuration("")), host::name());
