@@ -210,6 +210,27 @@ fn a_return_address_of_zero_is_not_taken_for_the_end_of_a_stack() -> Result<()> 
     Ok(())
 }
 
+/// As npm's `bun.exe`: a program for Linux that is named as an assembly, of whose code nothing is
+/// described, its first instructions included, and which is too large to be decoded.
+#[test]
+fn a_large_program_without_tables_has_whole_stacks() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let program = targets::c("wide")
+        .named("wide.exe")
+        .flag("-nostartfiles")
+        .flag("-fno-omit-frame-pointer")
+        .flag("-fno-asynchronous-unwind-tables")
+        .build()?;
+    let recorded = strata::record()?.frequency(997).command(program, &["2"]).run()?;
+    let own = recorded.stacks()?.of_comm("wide.exe");
+    let burning = own.that(|stack| stack.has("burns"));
+    let whole = burning.share_that(|stack| stack.has("main") && stack.has("_start"));
+    let completeness = burning.completeness();
+    println!("{} of {} samples, {completeness}, {whole:.3} whole", burning.total(), own.total());
+    assert!(burning.total() > 200 && whole > 0.99 && completeness.fraction() > 0.99);
+    Ok(())
+}
+
 #[test]
 fn dotnet_stacks_end_at_thread_starts() -> Result<()> {
     let _machine = machine::alone()?;

@@ -145,10 +145,18 @@ fn pdb_paths(module: &Path, facts: &ManagedFacts) -> Vec<PathBuf> {
     paths
 }
 
-/// Whether a file of this name is an assembly.
-pub fn is_assembly(path: &Path) -> bool {
-    path.extension()
-        .is_some_and(|end| end.eq_ignore_ascii_case("dll") || end.eq_ignore_ascii_case("exe"))
+/// Whether a file is an assembly by its name, and not a program for Linux: npm's `bun.exe` is one.
+pub fn is_assembly(service: &mut dyn Ask, path: &Path, file: &Arc<OpenFile>) -> bool {
+    const ELF: &[u8] = b"\x7fELF";
+    let is_named_so = path
+        .extension()
+        .is_some_and(|end| end.eq_ignore_ascii_case("dll") || end.eq_ignore_ascii_case("exe"));
+    let length = ELF.len() as u64;
+    is_named_so
+        && !matches!(
+            service.ask(Request::Read { file: file.clone(), offset: 0, length }),
+            Ok(Reply::Bytes(head)) if head == ELF
+        )
 }
 
 /// An assembly with precompiled code, and its role in the process.

@@ -245,7 +245,7 @@ impl FileWork {
 
     fn run(&self, context: &mut Context, outcome: &mut Outcome) {
         let shortfalls = &mut outcome.shortfalls;
-        if managed::is_assembly(&self.path) {
+        if managed::is_assembly(context, &self.path, &self.opened) {
             let name = self.path.display().to_string();
             let assembly = Precompiled { file: &self.opened, part: None, module: &name };
             let mut files = ProcessFiles::new(self.process, None);

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use iced_x86::{Decoder, DecoderOptions, Instruction};
+use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
 use object::LittleEndian as LE;
 use object::elf::{self, Rela64, Sym64};
 
@@ -25,6 +25,8 @@ const LENGTH: u8 = 0x0f;
 /// Bytes of symbols, and of data, that are worth reading for each byte of code they may name.
 const SYMBOLS_PER_CODE: u64 = 64;
 const DATA_PER_CODE: u64 = 8;
+/// C libraries' `_start` is shorter.
+const FIRST_CODE: u64 = 64;
 /// An instruction is not longer than this.
 const LONGEST: usize = 15;
 
@@ -123,15 +125,18 @@ impl Regions {
         let mut list = Vec::new();
         let mut budget = limits.max_decoded;
         for gap in &covered.gaps {
-            let size = gap.end - gap.start;
-            if coverage::is_padding(gap.start, gap.end) || size > budget {
+            if coverage::is_padding(gap.start, gap.end) {
                 continue;
             }
-            budget -= size;
-            let Some(bytes) = elf.read_address(source, gap.start, size as usize) else { continue };
+            let is_small = gap.end - gap.start <= budget;
+            let part = if is_small { Some(gap.clone()) } else { first_code(elf, source, gap) };
+            let Some(part) = part else { continue };
+            let size = part.end - part.start;
+            let Some(bytes) = elf.read_address(source, part.start, size as usize) else { continue };
+            budget = budget.saturating_sub(size);
             let states = vec![0; bytes.len()];
             let shapes = vec![0; bytes.len()];
-            list.push(Region { start: gap.start, bytes, states, shapes });
+            list.push(Region { start: part.start, bytes, states, shapes });
         }
         Self { list, last: 0 }
     }
@@ -189,6 +194,17 @@ impl Regions {
             })
             .collect()
     }
+}
+
+/// The program's first code, as far as its first call, in a gap that is too large to be decoded: every
+/// stack of its main thread ends there.
+fn first_code<R: ReadAt + ?Sized>(elf: &Elf, source: &R, gap: &Range<u64>) -> Option<Range<u64>> {
+    let start = Some(elf.entry).filter(|entry| gap.contains(entry))?;
+    let size = FIRST_CODE.min(gap.end - start);
+    let bytes = elf.read_address(source, start, size as usize)?;
+    let mut decoder = Decoder::with_ip(64, &bytes, start, DecoderOptions::NONE);
+    let call = decoder.iter().find(|instruction| instruction.mnemonic() == Mnemonic::Call)?;
+    Some(start..call.next_ip())
 }
 
 /// The information in a file's symbols and data about undescribed code.
