@@ -119,11 +119,15 @@ fn find_rule(hot: &mut Hot, cache: *mut Cache, machine: &mut Kernel) -> Option<P
     hot.misses += 1;
     let mut rule = search(&hot.process, pc)?;
     // Code that nothing describes: it may be one that only calls.
-    if rule.0 == Packed::FRAME_POINTER.0
-        && let Some(code) = machine.code(hot.frame.pc)
-        && let Some(trampoline) = epilogue::trampoline(&code)
-    {
-        rule = trampoline;
+    if rule.0 == Packed::FRAME_POINTER.0 {
+        let pc = hot.frame.pc;
+        // It may be there the next time.
+        let Some(code) = machine.code(pc).or_else(|| machine.code_after_call(pc)) else {
+            return Some(rule);
+        };
+        if let Some(trampoline) = epilogue::trampoline(&code) {
+            rule = trampoline;
+        }
     }
     if rule.0 == Packed::UNANNOUNCED.0 {
         let waits = hot.process.captures != 0 && hot.process.flags & PROCESS_PATIENT != 0;
@@ -228,6 +232,16 @@ struct Kernel {
 }
 
 impl Kernel {
+    /// As `code`, of a caller, where memory before or behind it is not there: at the start of a
+    /// mapping, or before pages that nothing was written to yet.
+    #[inline(always)]
+    fn code_after_call(&mut self, pc: u64) -> Option<Code> {
+        let mut bytes = 0u64;
+        let from = pc.wrapping_sub(epilogue::TRAMPOLINE_BEFORE);
+        let is_read = self.copy((&raw mut bytes).cast(), size_of::<u64>() as u32, from);
+        is_read.then(|| epilogue::code_after_call(bytes))
+    }
+
     #[inline(always)]
     fn copy(&self, to: *mut c_void, bytes: u32, from: u64) -> bool {
         // SAFETY: `to` has room for `bytes`; the helpers check the source.

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `register` | DWARF numbers: `SP`, `FP`, `EXTRA`, and `COUNT` of general registers |
 //! | `step` | what a rule does to a frame |
-//! | `epilogue` | the code around a pc that a step may look at: `Code`, `BYTES_BEFORE`; `trampoline` |
+//! | `epilogue` | the code around a pc that a step may look at: `Code`, `BYTES_BEFORE`; `trampoline`, `TRAMPOLINE_BEFORE`, `code_after_call` |
 //! | `USER_ADDRESSES` | addresses of programs are below this |
 //!
 //! The BPF programs (`ebpf/programs/src/arch`) and the crates that read code (`strata-unwind`,

@@ -20,6 +20,14 @@ pub mod epilogue {
     pub const BYTES_BEFORE: u64 = 8;
     pub type Code = [u64; 4];
 
+    pub const TRAMPOLINE_BEFORE: u64 = 3;
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn code_after_call(_bytes: u64) -> Code {
+        [0; 4]
+    }
+
     #[inline(always)]
     #[must_use]
     pub fn trampoline(_code: &Code) -> Option<crate::rule::Packed> {

@@ -111,6 +111,17 @@ pub fn trampoline(code: &Code) -> Option<Packed> {
     None
 }
 
+/// Bytes before the pc, of eight that lie within a trampoline if the pc is behind its call.
+pub const TRAMPOLINE_BEFORE: u64 = 3;
+
+/// The code that those eight bytes are a part of; the rest is not known.
+#[inline(always)]
+#[must_use]
+pub const fn code_after_call(bytes: u64) -> Code {
+    let before = TRAMPOLINE_BEFORE * 8;
+    [bytes << (64 - before), bytes >> before, 0, 0]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,6 +186,9 @@ mod tests {
         assert_eq!(trampoline(&code(&[], &[0x48, 0x83, 0xc4, 0x18, 0xc3])), None);
         assert_eq!(trampoline(&code(&[0x5d], &[0xc3])), None);
         assert_eq!(trampoline(&[0; 4]), None);
+        let around_call = &one[6 - TRAMPOLINE_BEFORE as usize..];
+        let around_call = u64::from_le_bytes(around_call.try_into().unwrap());
+        assert_eq!(trampoline(&code_after_call(around_call)), frame(16), "all that is read");
     }
 
     #[test]
