@@ -1,6 +1,7 @@
 //! JITs: names from the maps that runtimes write.
 
 use anyhow::Result;
+use strata_tests::daemon::PATIENCE;
 use strata_tests::running::Running;
 use strata_tests::{machine, runtimes, strata, targets};
 
@@ -132,6 +133,54 @@ fn python_with_perf_support_keeps_its_stacks_whole() -> Result<()> {
         assert!(own.completeness().fraction() > 0.97, "{version}: {}", own.completeness());
     }
     Ok(())
+}
+
+/// Functions that ran before a server has forked its workers are in its own perf map only: of one
+/// that runs already, and of one that is started by the recording.
+#[test]
+fn python_code_from_before_a_fork_has_names_in_the_children() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    for version in ["3.12", "3.13"] {
+        let command = |seconds| {
+            runtimes::python_script_of(version, &["-X", "perf"], "prefork.py", &[seconds])
+        };
+        let (Some(running), Some(launched)) = (command("30"), command("3")) else {
+            strata_skip::skipped!("no python{version} on the path or in ~/.pyenv");
+            continue;
+        };
+        let mut server = Running::from_command(running)?;
+        server.wait_for_line("ready", PATIENCE)?;
+        let of_host = strata::record()?.frequency(499).seconds(3.0).run()?;
+        let children = |pid| of_parent(pid, server.pid());
+        let running = of_host.stacks()?.that(|stack| stack.pid().is_some_and(children));
+        let program = std::path::PathBuf::from(launched.get_program());
+        let arguments: Vec<_> = launched.get_args().filter_map(|one| one.to_str()).collect();
+        let recording = strata::record()?.frequency(499).command(program, &arguments);
+        let launched = recording.run()?.stacks()?;
+        for (how, stacks) in [("running", running), ("launched", launched)] {
+            let burning =
+                stacks.that(|stack| stack.frames.iter().any(|one| one.name.contains("py::leaf")));
+            let named = burning.share_that(|stack| {
+                ["py::handle", "py::serve", "py::<module>"]
+                    .iter()
+                    .all(|name| stack.frames.iter().any(|one| one.name.contains(name)))
+            });
+            let share = burning.total() as f64 / stacks.total() as f64;
+            println!(
+                "{version}, {how}: {} samples, {share:.3} named, {named:.3} whole",
+                stacks.total()
+            );
+            assert!(stacks.total() > 200 && share > 0.85 && named > 0.98, "{version}, {how}");
+        }
+    }
+    Ok(())
+}
+
+/// Whether a process is a child of another.
+fn of_parent(pid: i32, parent: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let found = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+    found.and_then(|found| found.trim().parse().ok()) == Some(parent)
 }
 
 fn with_arguments(program: &std::path::Path, arguments: &[&str]) -> std::process::Command {

@@ -14,12 +14,13 @@ use strata_agent::engine::loading::clean_path;
 use strata_agent::frame::NamedFrame;
 use strata_agent::image_id::ImageId;
 use strata_agent::managed::names::{Describer, Description, Limits};
+use strata_agent::processes::credentials::Credentials;
 use strata_agent::processes::mapped::FileId;
 use strata_profile::FrameKind;
 use strata_sandbox::ProcessRef;
 
 use crate::assemblies::Program;
-use crate::jit::{Allowance, JitFiles};
+use crate::jit::{Allowance, Ancestor, JitFiles};
 use crate::managed::GeneratedCode;
 use crate::symbolizer::{Flush, Symbolizer};
 use crate::task::{
@@ -27,6 +28,9 @@ use crate::task::{
     TaskKey, Work, described_symbol, unnamed_symbol,
 };
 use crate::{ModuleInfo, pseudo_module};
+
+/// Processes that one was forked from, one from the other, whose symbol files are read for it.
+const MOST_ANCESTORS: usize = 4;
 
 /// The task that symbolizes a place.
 pub fn key_of(place: CodeAddress) -> Option<TaskKey> {
@@ -432,6 +436,7 @@ fn generated_work(
         others,
         dump,
         credentials: engine.credentials.of(image),
+        ancestors: ancestors_of(engine, image),
         jit,
         allowance,
         all_known: engine.managed.knows_all(image),
@@ -445,6 +450,22 @@ fn process_of(engine: &Engine, image: ImageId) -> Option<ProcessRef> {
     let pid = engine.table.image(image)?.pid;
     let current = engine.table.get(pid).is_some_and(|process| process.image == image);
     current.then_some(ProcessRef { pid, start_time: None })
+}
+
+/// The processes that an image's was forked from, the nearest first.
+fn ancestors_of(engine: &Engine, image: ImageId) -> Vec<Ancestor> {
+    let mut ancestors = Vec::new();
+    let mut current = process_of(engine, image).map(|process| process.pid);
+    while ancestors.len() < MOST_ANCESTORS
+        && let Some(pid) = current.and_then(|pid| engine.table.forked_from(pid))
+    {
+        let known = engine.table.get(pid).and_then(|one| engine.credentials.of(one.image));
+        // It may never have been sampled.
+        let Some(credentials) = known.or_else(|| Credentials::of(pid)) else { break };
+        ancestors.push(Ancestor { pid, credentials });
+        current = Some(pid);
+    }
+    ancestors
 }
 
 /// The program of an image.

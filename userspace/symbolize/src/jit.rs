@@ -124,6 +124,16 @@ struct Growing<P> {
     parsed: P,
 }
 
+/// A process that another was forked from, directly or not.
+#[derive(Clone, Copy, Debug)]
+pub struct Ancestor {
+    pub pid: u32,
+    pub credentials: Credentials,
+}
+
+/// How CPython's perf map names Python functions.
+const OF_PYTHON: &str = "py::";
+
 /// The symbol files of one process's JIT compilers, as far as they were read.
 #[derive(Default)]
 pub struct JitFiles {
@@ -184,6 +194,46 @@ impl JitFiles {
         }
     }
 
+    /// The names of code that was made before the process was forked: CPython begins a new perf map in
+    /// a child, without what the parent had already. Other compilers' code may have been replaced
+    /// since in one of the two, and what the parent's map says then is of its own.
+    pub fn inherited(
+        &mut self,
+        service: &mut dyn Ask,
+        credentials: Option<Credentials>,
+        ancestors: &[Ancestor],
+        addresses: &[u64],
+        allowance: Allowance,
+    ) -> HashMap<u64, String> {
+        let mut names = HashMap::new();
+        for ancestor in ancestors {
+            if names.len() == addresses.len() {
+                break;
+            }
+            let Some(file) = open_map(service, ancestor.pid, Some(ancestor.credentials)) else {
+                continue;
+            };
+            if !is_believed(credentials, &file) {
+                continue;
+            }
+            let room = allowance.memory.saturating_sub(self.memory());
+            let (mut map, mut read) = (PerfMap::default(), 0);
+            let most = allowance.read.saturating_sub(self.read);
+            read_pieces(service, &file, &mut read, most, |piece| {
+                map.feed(piece);
+                map.memory() < room
+            });
+            self.read += read;
+            for &address in addresses {
+                let name = map.lookup(address).filter(|name| name.starts_with(OF_PYTHON));
+                if let Some(name) = name {
+                    names.entry(address).or_insert_with(|| name.to_owned());
+                }
+            }
+        }
+        names
+    }
+
     /// Bytes that what was read takes.
     pub fn memory(&self) -> usize {
         self.map.as_ref().map_or(0, |map| map.parsed.memory()) + self.dump_memory()
@@ -205,6 +255,14 @@ pub struct Names<'a> {
     known: HashMap<(*const u8, *const u8, u32), NamedFrame>,
 }
 
+/// A frame with no more of its names than this many characters.
+pub fn frame(name: &str, file: &str, line: u32, longest: usize) -> NamedFrame {
+    let mut frame = NamedFrame::plain(FrameKind::Jit, &shortened(name, longest));
+    frame.file = shortened(file, longest).into();
+    frame.line = line;
+    frame
+}
+
 impl<'a> Names<'a> {
     pub fn new(files: &'a JitFiles, longest: usize) -> Self {
         Self { files, longest, known: HashMap::new() }
@@ -212,12 +270,7 @@ impl<'a> Names<'a> {
 
     pub fn at(&mut self, address: u64) -> Option<NamedFrame> {
         let Self { files, longest, known } = self;
-        let frame = |name: &str, file: &str, line| {
-            let mut frame = NamedFrame::plain(FrameKind::Jit, &shortened(name, *longest));
-            frame.file = shortened(file, *longest).into();
-            frame.line = line;
-            frame
-        };
+        let frame = |name: &str, file: &str, line| frame(name, file, line, *longest);
         let dump = files.dump.as_ref();
         if let Some(symbol) = dump.and_then(|dump| dump.parsed.lookup(address)) {
             let line = symbol.line.unwrap_or_default();

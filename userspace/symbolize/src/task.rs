@@ -20,7 +20,7 @@ use strata_symbols::Resolver;
 
 use crate::assemblies::{ProcessFiles, Program};
 use crate::file_client::Ask as _;
-use crate::jit::{Allowance, JitFiles, Names};
+use crate::jit::{self, Allowance, Ancestor, JitFiles, Names};
 use crate::kernel::{self, KernelTable};
 use crate::managed::{self, GeneratedCode, Precompiled};
 use crate::pool::Context;
@@ -343,6 +343,8 @@ pub struct GeneratedWork {
     pub others: Vec<GeneratedCode>,
     pub dump: Option<Arc<OpenFile>>,
     pub credentials: Option<Credentials>,
+    /// The processes that this one was forked from, the nearest first.
+    pub ancestors: Vec<Ancestor>,
     pub jit: JitFiles,
     /// What reading those files may take.
     pub allowance: Allowance,
@@ -435,7 +437,20 @@ impl GeneratedWork {
         let module = pseudo_module(UNNAMED_CODE);
         let longest = if self.merges_unnamed { LONGEST_NAME } else { usize::MAX };
         let mut names = Names::new(&self.jit, longest);
-        for code in &self.others {
+        let own: Vec<_> = self.others.iter().map(|code| names.at(code.address)).collect();
+        let nameless = self.others.iter().zip(&own).filter(|(_, name)| name.is_none());
+        let nameless: Vec<u64> = nameless.map(|(code, _)| code.address).collect();
+        let inherited = match nameless.as_slice() {
+            [] => HashMap::new(),
+            _ => self.jit.inherited(
+                context,
+                self.credentials,
+                &self.ancestors,
+                &nameless,
+                self.allowance,
+            ),
+        };
+        for (code, own) in self.others.iter().zip(own) {
             // Elsewhere than in the runtime's own memory another compiler's code may lie.
             let is_stub = match code.stub {
                 Some(Some(_)) => true,
@@ -443,7 +458,8 @@ impl GeneratedWork {
                 None => code.of_runtime && self.all_known,
             };
             let stub = || is_stub.then(|| managed::runtime_stub(code.stub.flatten()));
-            let symbol = match names.at(code.address).or_else(stub) {
+            let of_ancestor = || Some(jit::frame(inherited.get(&code.address)?, "", 0, longest));
+            let symbol = match own.or_else(of_ancestor).or_else(stub) {
                 Some(frame) => Symbol {
                     place: place_of(self.image, code),
                     address: code.address,

@@ -207,6 +207,19 @@ impl ProcessTable {
         self.images.get(&id)
     }
 
+    /// The process that one was forked from, if neither has executed anything since: the kernel maps
+    /// the vDSO somewhere else in each program that is executed.
+    pub fn forked_from(&self, pid: u32) -> Option<u32> {
+        let origin = |pid: u32| {
+            let process = self.get(pid)?;
+            let mappings = process.space.mappings();
+            let vdso = mappings.iter().find(|mapping| mapping.backing == Backing::Vdso)?;
+            Some((self.image(process.image)?.program?, vdso.start))
+        };
+        let parent = self.get(pid)?.parent;
+        (origin(pid)? == origin(parent)?).then_some(parent)
+    }
+
     /// Whether its process has ended, or runs another image.
     pub fn has_ended(&self, image: ImageId) -> bool {
         let process = self.image(image).and_then(|image| self.get(image.pid));
@@ -575,6 +588,26 @@ mod tests {
         table.apply(&Event::Comm { pid: 20, tid: 20, name, exec: true }, 10);
         assert!(!table.is_leaderless(20));
         table.end(20);
+    }
+
+    #[test]
+    fn a_process_was_forked_from_its_parent_until_one_of_them_executes_another_program() {
+        let mut table = ProcessTable::default();
+        let program = MappedInode { major: 8, minor: 1, inode: 1, generation: 0 };
+        let python = Backing::File(table.files.intern(program, b"/usr/bin/python3.13"));
+        let code = |start, backing| Mapping { start, end: start + 0x1000, offset: 0, backing };
+        let of_program = |vdso| vec![code(0x1000, python), code(vdso, Backing::Vdso)];
+        table.insert_existing(existing(7, "python"), of_program(0x7fff_1000));
+        table.apply(&Event::Fork { pid: 8, parent: 7, tid: 8 }, 5);
+        // Known from `/proc`, as its children are.
+        let parent = |parent, pid| Existing { parent, ..existing(pid, "python") };
+        table.insert_existing(parent(8, 9), of_program(0x7fff_1000));
+        table.insert_existing(parent(8, 10), of_program(0x7ffe_1000));
+        assert_eq!([8, 9, 10].map(|pid| table.forked_from(pid)), [Some(7), Some(8), None]);
+        assert_eq!(table.forked_from(7), None);
+        let name = b"ls".as_slice().into();
+        table.apply(&Event::Comm { pid: 8, tid: 8, name, exec: true }, 6);
+        assert_eq!([8, 9].map(|pid| table.forked_from(pid)), [None, None]);
     }
 
     #[test]
