@@ -20,7 +20,7 @@ use strata_symbols::Options;
 
 use crate::costs::Costs;
 use crate::file_client::{Ask, FileClient};
-use crate::task::{Outcome, Owner, Symbol, Task, TaskKey};
+use crate::task::{Context, Outcome, Owner, Symbol, Task, TaskKey};
 use crate::worker_memory::WorkerMemory;
 
 /// How long a task may take.
@@ -296,7 +296,7 @@ impl Shared {
     fn run(self: &Arc<Self>, mut task: Task, lane: Lane) -> Lane {
         let started = Instant::now();
         let most = if lane == Lane::Fast { self.limits.fast } else { self.limits.slow };
-        let mut context = Context {
+        let mut context = Running {
             shared: self.clone(),
             owner: task.owner,
             lane,
@@ -308,7 +308,7 @@ impl Shared {
         // A fault costs the symbols of its task.
         let mut outcome = catch_unwind(run).unwrap_or_else(|_| Outcome::nothing(task.key));
         let took = started.elapsed();
-        let Context { lane: after, is_late, lacks_answers, .. } = context;
+        let Running { lane: after, is_late, lacks_answers, .. } = context;
         let mut state = self.lock();
         if after == Lane::Fast {
             *state.used.entry(task.owner).or_default() += took;
@@ -339,8 +339,8 @@ impl Shared {
     }
 }
 
-/// A task's access to files, and the receiver of its reports.
-pub struct Context {
+/// A task that is run.
+struct Running {
     shared: Arc<Shared>,
     owner: Owner,
     lane: Lane,
@@ -350,12 +350,7 @@ pub struct Context {
     lacks_answers: bool,
 }
 
-impl Context {
-    /// Symbols before the task's end.
-    pub fn emit(&self, symbols: Vec<Symbol>) {
-        self.shared.report(Report::Some(symbols));
-    }
-
+impl Running {
     /// Until when to wait; a task on a fast thread makes it slow, if it may.
     fn deadline(&mut self) -> Option<Instant> {
         let now = Instant::now();
@@ -380,7 +375,13 @@ impl Context {
     }
 }
 
-impl Ask for Context {
+impl Context for Running {
+    fn emit(&self, symbols: Vec<Symbol>) {
+        self.shared.report(Report::Some(symbols));
+    }
+}
+
+impl Ask for Running {
     fn is_late(&self) -> bool {
         self.is_late
     }
@@ -446,10 +447,10 @@ mod tests {
         (state.fast_threads, state.slow_threads) = (fast, slow);
     }
 
-    fn context(pool: &Pool, owner: Owner, until: Instant) -> Context {
+    fn context(pool: &Pool, owner: Owner, until: Instant) -> Running {
         let shared = pool.shared.clone();
         let (is_late, lacks_answers) = (false, false);
-        Context { shared, owner, lane: Lane::Fast, until, is_late, lacks_answers }
+        Running { shared, owner, lane: Lane::Fast, until, is_late, lacks_answers }
     }
 
     fn next(state: &mut State) -> Option<u32> {

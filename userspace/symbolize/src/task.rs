@@ -19,11 +19,10 @@ use strata_sandbox::{OpenFile, ProcessRef, Related};
 use strata_symbols::Resolver;
 
 use crate::assemblies::{ProcessFiles, Program};
-use crate::file_client::Ask as _;
+use crate::file_client::Ask;
 use crate::jit::{self, Allowance, Ancestor, JitFiles, Names};
 use crate::kernel::{self, KernelTable};
 use crate::managed::{self, GeneratedCode, Precompiled};
-use crate::pool::Context;
 use crate::related::About;
 use crate::related::assembly::Assembly;
 use crate::{LONGEST_NAME, ModuleInfo, Shortfalls, UNNAMED_CODE, native, pseudo_module};
@@ -116,8 +115,14 @@ impl Outcome {
     }
 }
 
+/// A task's access to files, and the receiver of its reports.
+pub trait Context: Ask {
+    /// Symbols before the task's end.
+    fn emit(&self, symbols: Vec<Symbol>);
+}
+
 impl Work {
-    pub fn run(&mut self, key: TaskKey, context: &mut Context) -> Outcome {
+    pub fn run(&mut self, key: TaskKey, context: &mut dyn Context) -> Outcome {
         let mut outcome = Outcome { is_late: false, lacks_answers: false, ..Outcome::nothing(key) };
         match self {
             Self::Kernel(work) => work.run(&mut outcome),
@@ -243,7 +248,7 @@ impl FileWork {
         Symbol { place, address, module: Some(module.clone()), frames, lasting }
     }
 
-    fn run(&self, context: &mut Context, outcome: &mut Outcome) {
+    fn run(&self, context: &mut dyn Context, outcome: &mut Outcome) {
         let shortfalls = &mut outcome.shortfalls;
         if managed::is_assembly(context, &self.path, &self.opened) {
             let name = self.path.display().to_string();
@@ -303,7 +308,7 @@ impl FileWork {
 
     /// Assemblies inside a single-file program: their code is in its file, and in no segment of
     /// it.
-    fn symbolize_bundled(&self, context: &mut Context, wanted: &[u64], outcome: &mut Outcome) {
+    fn symbolize_bundled(&self, context: &mut dyn Context, wanted: &[u64], outcome: &mut Outcome) {
         if wanted.is_empty() {
             return;
         }
@@ -410,7 +415,7 @@ pub fn unnamed_symbol(image: ImageId, code: &GeneratedCode, merges: bool) -> Sym
 }
 
 impl GeneratedWork {
-    fn run(&mut self, context: &mut Context, outcome: &mut Outcome) {
+    fn run(&mut self, context: &mut dyn Context, outcome: &mut Outcome) {
         if !self.others.is_empty() {
             self.symbolize_others(context, outcome);
         }
@@ -432,7 +437,7 @@ impl GeneratedWork {
         }
     }
 
-    fn symbolize_others(&mut self, context: &mut Context, outcome: &mut Outcome) {
+    fn symbolize_others(&mut self, context: &mut dyn Context, outcome: &mut Outcome) {
         self.jit.read_on(context, self.pid, self.credentials, self.dump.as_ref(), self.allowance);
         let module = pseudo_module(UNNAMED_CODE);
         let longest = if self.merges_unnamed { LONGEST_NAME } else { usize::MAX };
@@ -483,7 +488,7 @@ pub struct RelatedWork {
 }
 
 impl RelatedWork {
-    fn run(&self, context: &mut Context, outcome: &mut Outcome) {
+    fn run(&self, context: &mut dyn Context, outcome: &mut Outcome) {
         let questions = self.questions.iter().map(|(_, question, _)| question.clone()).collect();
         let answers = self.assembly.ask(context, &self.programs, questions);
         if answers.is_empty() && context.is_late() {
