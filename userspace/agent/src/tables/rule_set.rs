@@ -15,7 +15,9 @@ use crate::hash::HashMap;
 /// New rule numbers a single file, or all generated code of a process, may take.
 pub const NEW_RULES_PER_OWNER: usize = 2048;
 
-/// Number of the rule "unsupported", which is always there.
+/// Rules that are always there, by their numbers.
+const FIXED: [Packed; 2] = [Packed::NONE, Packed::UNSUPPORTED];
+/// Number of the rule "unsupported".
 pub const UNSUPPORTED: u16 = 1;
 
 pub struct RuleSet {
@@ -24,6 +26,8 @@ pub struct RuleSet {
     users: Vec<u32>,
     free: Vec<u16>,
     waiting: VecDeque<(Instant, u16)>,
+    /// Whether the rules that are always there have been written.
+    has_written_fixed: bool,
 }
 
 impl Default for RuleSet {
@@ -34,8 +38,9 @@ impl Default for RuleSet {
             users: Vec::new(),
             free: Vec::new(),
             waiting: VecDeque::new(),
+            has_written_fixed: false,
         };
-        for packed in [Packed::NONE, Packed::UNSUPPORTED] {
+        for packed in FIXED {
             set.take(Rule::simple(packed));
         }
         set
@@ -57,13 +62,18 @@ fn renamed(mut rule: Rule, number: u16) -> Rule {
 
 impl RuleSet {
     /// Numbers for a file's rules, in their order. At most `quota` of them may be new, and
-    /// `written` is called for each that is.
+    /// `written` is called for each that is, and first of all for those that are always there.
     pub fn load(
         &mut self,
         rules: &[Rule],
         quota: &mut usize,
         mut written: impl FnMut(u16, Rule),
     ) -> Vec<u16> {
+        if !std::mem::replace(&mut self.has_written_fixed, true) {
+            for number in 0..FIXED.len() as u16 {
+                written(number, self.whole(number));
+            }
+        }
         rules
             .iter()
             .map(|rule| {
@@ -163,6 +173,20 @@ mod tests {
 
     fn rule(offset: i32) -> Rule {
         Rule { cfa_offset: offset, ..Rule::simple(Packed::extended(0)) }
+    }
+
+    #[test]
+    fn the_kernel_has_a_rule_behind_every_number() {
+        let mut set = RuleSet::default();
+        let mut written = Vec::new();
+        let file = [Rule::simple(Packed::UNSUPPORTED), rule(8)];
+        let numbers = set.load(&file, &mut NEW_RULES_PER_OWNER.clone(), |number, rule| {
+            written.push((number, rule));
+        });
+        set.load(&file, &mut NEW_RULES_PER_OWNER.clone(), |_, _| panic!("written twice"));
+        assert_eq!(numbers, [UNSUPPORTED, 2]);
+        assert!(written.contains(&(UNSUPPORTED, Rule::simple(Packed::UNSUPPORTED))));
+        assert!(written.iter().all(|&(number, rule)| set.whole(number) == rule));
     }
 
     #[test]
