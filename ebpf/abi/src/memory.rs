@@ -32,6 +32,8 @@ pub struct Hot {
     pub end: u32,
     pub hits: u32,
     pub misses: u32,
+    /// 1 once the walk has asked where the thread left its goroutine.
+    pub left_goroutine: u64,
     pub window: [u64; WINDOW_WORDS],
 }
 

@@ -202,8 +202,12 @@ pub const RAW_CODE_WORD: usize = RAW_PC_WORD + 1;
 /// stack, whichever the stack pointer is not on), and how many bytes. They follow the stack's.
 pub const RAW_OTHER_WORD: usize = RAW_CODE_WORD + size_of::<Code>() / 8;
 pub const RAW_OTHER_BYTES_WORD: usize = RAW_OTHER_WORD + 1;
+/// Raw form: the stack and frame pointers with which the thread left its goroutine; 0 where it
+/// has not.
+pub const RAW_LEFT_SP_WORD: usize = RAW_OTHER_BYTES_WORD + 1;
+pub const RAW_LEFT_FP_WORD: usize = RAW_LEFT_SP_WORD + 1;
 /// Raw form: word at which the stack's bytes start.
-pub const RAW_STACK_WORD: usize = (RAW_OTHER_BYTES_WORD + 1).next_multiple_of(8);
+pub const RAW_STACK_WORD: usize = (RAW_LEFT_FP_WORD + 1).next_multiple_of(8);
 /// Raw form: where the copy of the stack starts. Where a function ends, its tables still say of
 /// registers it has taken back already where they were: just below the stack pointer.
 #[inline(always)]
@@ -262,6 +266,6 @@ pub const COUNTERS: usize = Counter::FirstEnd as usize + END_COUNT;
 /// Room for counters in a CPU's working memory: whole cache lines.
 pub const COUNTER_SLOTS: usize = 32;
 /// Words of a CPU's working memory, which starts with its counters.
-pub const HOT_WORDS: usize = 304;
+pub const HOT_WORDS: usize = 305;
 
 const _: () = assert!(COUNTERS <= COUNTER_SLOTS);

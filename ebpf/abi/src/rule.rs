@@ -30,7 +30,7 @@ pub enum Kind {
     Plt = 5,
     /// Code known to keep a frame-pointer chain (JIT code).
     FramePointer = 6,
-    /// As `FramePointer`, but the caller is on another stack (Go's `asmcgocall`, `systemstack`).
+    /// As `FramePointer`, but the caller is on another stack (`asmcgocall`, `systemstack` since Go 1.21).
     StackSwitch = 7,
     /// CFA = extra register + offset (x86-64: `_dl_runtime_resolve`).
     Extra = 8,
@@ -41,6 +41,9 @@ pub enum Kind {
     /// Code of a runtime that says what it generates, but not this yet: found as if no mapping
     /// covered it, so that the stack is copied and unwound once the runtime has published it.
     Unannounced = 11,
+    /// The caller is where the thread left its goroutine for the system stack, in a function that does
+    /// not save its caller's frame pointer (`systemstack` and `asmcgocall` before Go 1.21).
+    Goroutine = 12,
 }
 
 const OFFSET_SHIFT: u32 = 4;
@@ -71,6 +74,7 @@ impl Packed {
     pub const STACK_SWITCH: Self = Self(Kind::StackSwitch as u32);
     pub const UNSUPPORTED: Self = Self(Kind::Unsupported as u32);
     pub const UNANNOUNCED: Self = Self(Kind::Unannounced as u32);
+    pub const GOROUTINE: Self = Self(Kind::Goroutine as u32);
 
     /// A rule of kind `Sp`, `Fp` or `Extra`. Offsets in bytes: the CFA's above the base register,
     /// the saved registers' below the CFA (0: not saved, the register is the caller's).

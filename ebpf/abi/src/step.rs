@@ -47,6 +47,9 @@ pub trait Machine {
     fn register(&mut self, number: u8) -> Option<u64>;
     /// The code around a pc; asked for in exact frames, and where only a frame pointer is known.
     fn code(&mut self, pc: u64) -> Option<Code>;
+    /// The stack pointer with which the thread left its goroutine for the system stack, if that was
+    /// with this frame pointer. Answered once in a stack: a thread leaves one goroutine in one place.
+    fn left_goroutine(&mut self, fp: u64) -> Option<u64>;
 }
 
 /// The address to look a frame's rule up by: the call, not the instruction after it.

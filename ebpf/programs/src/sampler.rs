@@ -19,8 +19,9 @@ use aya_ebpf::programs::PerfEventContext;
 use strata_abi::epilogue::{BYTES_BEFORE, Code};
 use strata_abi::record::{
     Counter, End, FLAG_KERNEL_CUT, FORM_RAW, FORM_UNWOUND, Header, MAX_KERNEL_FRAMES,
-    RAW_CODE_WORD, RAW_OTHER_BYTES_WORD, RAW_OTHER_PAGES, RAW_OTHER_WORD, RAW_PC_WORD,
-    RAW_REGISTERS_WORD, RAW_STACK_PAGES, RAW_STACK_WORD, SOURCE_CPU, raw_stack_start,
+    RAW_CODE_WORD, RAW_LEFT_FP_WORD, RAW_LEFT_SP_WORD, RAW_OTHER_BYTES_WORD, RAW_OTHER_PAGES,
+    RAW_OTHER_WORD, RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_PAGES, RAW_STACK_WORD, SOURCE_CPU,
+    raw_stack_start,
 };
 use strata_abi::register;
 use strata_abi::step::Frame;
@@ -30,7 +31,7 @@ use crate::arch::{
     SAVED_EXTRA, SAVED_FP, SAVED_MODE, SAVED_PC, SAVED_SP, is_native, is_user, saved_register,
 };
 use crate::context::read_context;
-use crate::go_stacks::other_stack;
+use crate::go_stacks::{LEFT_FP_WORD, LEFT_SP_WORD, other_stack};
 use crate::maps::{
     CLR_EVENTS, Hot, PROCESSES, RECORDS, Record, SAMPLER_CACHE, SAMPLER_HOT, SAMPLER_RECORD,
     THREADS, WAITS, count, max_frames, mm_start_code, task_mm, wakeup_bytes,
@@ -263,6 +264,7 @@ pub fn user_stack(
     }
     record.header.generation = hot.process.generation;
     hot.window_bytes = 0;
+    hot.left_goroutine = 0;
     hot.user_frames = 0;
     hot.max_frames = max_frames();
     hot.first_word = record.header.kernel_frames as u32;
@@ -291,6 +293,8 @@ pub fn raw_stack<const PAGES: usize, const OTHER_PAGES: usize>(
     registers: *const u8,
 ) -> u64 {
     let other = if OTHER_PAGES == 0 { 0 } else { other_stack(hot) };
+    let (left_sp, left_fp) =
+        if other == 0 { (0, 0) } else { (hot.window[LEFT_SP_WORD], hot.window[LEFT_FP_WORD]) };
     record.header.form = FORM_RAW;
     // Only a process's first samples need it; finding it touches memory all over.
     // SAFETY: a helper without preconditions.
@@ -325,6 +329,8 @@ pub fn raw_stack<const PAGES: usize, const OTHER_PAGES: usize>(
     }
     record.words[RAW_OTHER_WORD] = other;
     record.words[RAW_OTHER_BYTES_WORD] = other_bytes;
+    record.words[RAW_LEFT_SP_WORD] = left_sp;
+    record.words[RAW_LEFT_FP_WORD] = left_fp;
     RAW_STACK_WORD as u64 + ((bytes + other_bytes) >> 3)
 }
 

@@ -24,6 +24,7 @@ use strata_abi::tables::{
 };
 
 use crate::arch::saved_register;
+use crate::go_stacks;
 use crate::maps::{Cache, Hot, RULES, Record, SEGMENTS, Segment, WINDOW_WORDS};
 use crate::probed;
 
@@ -231,6 +232,19 @@ struct Kernel {
     registers: *const c_void,
 }
 
+/// Reads a thread's memory: the current one's where `task` is null.
+#[inline(always)]
+pub fn copy(task: *mut task_struct, to: *mut c_void, bytes: u32, from: u64) -> bool {
+    // SAFETY: callers have room for `bytes` at `to`; the helpers check the source.
+    unsafe {
+        if task.is_null() {
+            bpf_probe_read_user(to, bytes, from as *const c_void) == 0
+        } else {
+            bpf_copy_from_user_task(to, bytes, from as *const c_void, task, 0) == 0
+        }
+    }
+}
+
 impl Kernel {
     /// As `code`, of a caller, where memory before or behind it is not there: at the start of a
     /// mapping, or before pages that nothing was written to yet.
@@ -244,14 +258,7 @@ impl Kernel {
 
     #[inline(always)]
     fn copy(&self, to: *mut c_void, bytes: u32, from: u64) -> bool {
-        // SAFETY: `to` has room for `bytes`; the helpers check the source.
-        unsafe {
-            if self.task.is_null() {
-                bpf_probe_read_user(to, bytes, from as *const c_void) == 0
-            } else {
-                bpf_copy_from_user_task(to, bytes, from as *const c_void, self.task, 0) == 0
-            }
-        }
+        copy(self.task, to, bytes, from)
     }
 
     /// Fills the window from `address` on. Memory right above a frame is other, older frames
@@ -317,5 +324,17 @@ impl Machine for Kernel {
         let mut code: Code = [0; 4];
         let from = pc.wrapping_sub(epilogue::BYTES_BEFORE);
         self.copy((&raw mut code).cast(), size_of::<Code>() as u32, from).then_some(code)
+    }
+
+    #[inline(always)]
+    fn left_goroutine(&mut self, fp: u64) -> Option<u64> {
+        // SAFETY: a map value.
+        let hot = unsafe { &mut *self.hot };
+        if hot.left_goroutine != 0 {
+            return None;
+        }
+        hot.left_goroutine = 1;
+        let sp = go_stacks::left_goroutine(hot, self.task, fp);
+        (sp != 0).then_some(sp)
     }
 }

@@ -15,7 +15,7 @@ use crate::table::{Load, Piece, Statistics, UnwindTable};
 
 const MAGIC: [u8; 8] = *b"strataUT";
 /// Changes with this format, with the meaning of rules, and with how tables are built.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 const HEADER: usize = 8 + 4 + 4 + 8 + 8;
 const RULE_WORDS: usize = size_of::<Rule>() / 4;
@@ -262,7 +262,7 @@ impl<'a> Reader<'a> {
 }
 
 fn check_rule(rule: &Rule, number: u32) -> Result<(), FormatError> {
-    const KINDS: u32 = Kind::Unsupported as u32;
+    const KINDS: u32 = Kind::Goroutine as u32;
     const FLAGS: u8 = rule::FLAG_DEREF
         | rule::FLAG_SAVES_AT_FP
         | rule::FLAG_RA_IN_REGISTER

@@ -39,6 +39,15 @@ pub struct Interrupted<'a> {
     pub registers: &'a Registers,
     /// The code around its pc; zeros when it is not known.
     pub code: Code,
+    /// Of a thread of a Go program on its system stack.
+    pub goroutine: Option<LeftGoroutine>,
+}
+
+/// The registers with which a thread left its goroutine for the system stack (`g.sched`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeftGoroutine {
+    pub sp: u64,
+    pub fp: u64,
 }
 
 /// Unwinds over memory that `read` reads. Frames, innermost first, are appended to `frames`
@@ -161,6 +170,10 @@ impl Machine for Memory<'_> {
     fn code(&mut self, pc: u64) -> Option<Code> {
         (pc == self.at.registers[PC]).then_some(self.at.code)
     }
+
+    fn left_goroutine(&mut self, fp: u64) -> Option<u64> {
+        self.at.goroutine.take().filter(|left| left.fp == fp).map(|left| left.sp)
+    }
 }
 
 /// One executable mapping of a process.
@@ -225,7 +238,7 @@ mod tests {
         registers[PC] = CODE;
         registers[register::SP as usize] = STACK;
         registers[register::FP as usize] = STACK;
-        let at = Interrupted { registers: &registers, code: Code::default() };
+        let at = Interrupted { registers: &registers, code: Code::default(), goroutine: None };
         let mut lookup = |_| Lookup::Rule(Rule::simple(rule));
         let mut frames = Vec::new();
         let end = unwind_snapshot(&mut lookup, at, &[copy(&bytes)], 16, &mut frames);
@@ -261,7 +274,7 @@ mod tests {
         registers[PC] = CODE;
         registers[register::SP as usize] = STACK + 8;
         registers[register::FP as usize] = OTHER;
-        let at = Interrupted { registers: &registers, code: Code::default() };
+        let at = Interrupted { registers: &registers, code: Code::default(), goroutine: None };
         let unwound = |stacks: &[StackCopy<'_>]| {
             let mut lookup = |address| {
                 Lookup::Rule(Rule::simple(match address {
@@ -284,11 +297,43 @@ mod tests {
     }
 
     #[test]
+    fn a_stack_goes_on_where_a_goroutine_was_left_with_the_same_frame_pointer_and_once() {
+        const OTHER: u64 = 0xc0_0000_0000;
+        let bytes = |words: &[u64]| words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>();
+        let (first, other) = (bytes(&[0, 0]), bytes(&[CODE + 16, CODE + 24]));
+        let mut registers = Registers::default();
+        registers[PC] = CODE;
+        registers[register::SP as usize] = STACK;
+        registers[register::FP as usize] = OTHER + 64;
+        let unwound = |goroutine: Option<LeftGoroutine>, second: Packed| {
+            let at = Interrupted { registers: &registers, code: Code::default(), goroutine };
+            let mut lookup = |address| {
+                Lookup::Rule(Rule::simple(match address {
+                    CODE => Packed::GOROUTINE,
+                    _ => second,
+                }))
+            };
+            let mut frames = Vec::new();
+            let stacks = [copy(&first), StackCopy { start: OTHER, bytes: &other }];
+            let end = unwind_snapshot(&mut lookup, at, &stacks, 16, &mut frames);
+            (frames.iter().map(|frame| frame & FRAME_ADDRESS).collect::<Vec<_>>(), end)
+        };
+        let left = LeftGoroutine { sp: OTHER, fp: OTHER + 64 };
+        assert_eq!(unwound(Some(left), Packed::END), (vec![CODE, CODE + 16], End::Complete));
+        let once = (vec![CODE, CODE + 16], End::UnsupportedRule);
+        assert_eq!(unwound(Some(left), Packed::GOROUTINE), once);
+        let alone = (vec![CODE], End::UnsupportedRule);
+        let elsewhere = LeftGoroutine { fp: OTHER + 72, ..left };
+        assert_eq!(unwound(Some(elsewhere), Packed::END), alone);
+        assert_eq!(unwound(None, Packed::END), alone);
+    }
+
+    #[test]
     fn a_frame_pointer_of_0_in_the_innermost_frame_is_no_end() {
         let mut registers = Registers::default();
         registers[PC] = CODE;
         registers[register::SP as usize] = STACK;
-        let at = Interrupted { registers: &registers, code: Code::default() };
+        let at = Interrupted { registers: &registers, code: Code::default(), goroutine: None };
         let mut lookup = |_| Lookup::Rule(Rule::simple(Packed::FRAME_POINTER));
         let mut frames = Vec::new();
         let end = unwind_snapshot(&mut lookup, at, &[copy(&[0; 64])], 16, &mut frames);

@@ -11,7 +11,7 @@ use strata_abi::rule::Packed;
 use strata_abi::tables::Extent;
 use strata_bridge_protocol::clr_event::Block;
 use strata_kinds::Kind;
-use strata_unwind::unwinder::{self, Lookup, StackCopy};
+use strata_unwind::unwinder::{self, LeftGoroutine, Lookup, StackCopy};
 
 use super::Engine;
 use super::clr_events::{self, Described, Labelling};
@@ -36,6 +36,7 @@ struct Raw {
     code: strata_abi::epilogue::Code,
     /// Copies of stacks, each with the address of its first byte.
     stacks: [(u64, Box<[u8]>); 2],
+    goroutine: Option<LeftGoroutine>,
     /// Of an event of the CLR.
     event: Option<Box<Block>>,
 }
@@ -172,6 +173,7 @@ impl Engine {
             registers,
             code,
             stacks,
+            goroutine: sample.left_goroutine(),
             event: clr_events::block_of(&sample).map(Box::new),
         };
         if self.managed.expects(image)
@@ -297,7 +299,11 @@ impl Engine {
             }
             found => found,
         };
-        let at = unwinder::Interrupted { registers: &raw.registers, code: raw.code };
+        let at = unwinder::Interrupted {
+            registers: &raw.registers,
+            code: raw.code,
+            goroutine: raw.goroutine,
+        };
         let stacks = raw.stacks.each_ref();
         let stacks = stacks.map(|(start, bytes)| StackCopy { start: *start, bytes });
         let mut user = Vec::new();
@@ -376,6 +382,7 @@ mod tests {
             registers: [0; 17],
             code: [0; 4],
             stacks: [(0, vec![0; bytes].into()), (0, Box::default())],
+            goroutine: None,
             event: None,
         }
     }

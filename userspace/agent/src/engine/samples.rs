@@ -5,14 +5,15 @@ use std::sync::Arc;
 use strata_abi::record::{
     ENDED_WORDS, EVENT_WORDS, End, FLAG_CONTEXT, FLAG_EVENT, FLAG_KERNEL_CUT, FLAG_THREAD,
     FLAG_WAIT, FORM_ENDED, FORM_RAW, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT, Header,
-    MAX_KERNEL_FRAMES, MAX_WORDS, RAW_OTHER_BYTES_WORD, RAW_OTHER_WORD, RAW_REGISTERS_WORD,
-    RAW_STACK_WORD, SOURCE_CPU, SOURCE_OFF_CPU, SOURCE_WALL, THREAD_WORDS, WAIT_WORDS,
-    raw_stack_start,
+    MAX_KERNEL_FRAMES, MAX_WORDS, RAW_LEFT_FP_WORD, RAW_LEFT_SP_WORD, RAW_OTHER_BYTES_WORD,
+    RAW_OTHER_WORD, RAW_REGISTERS_WORD, RAW_STACK_WORD, SOURCE_CPU, SOURCE_OFF_CPU, SOURCE_WALL,
+    THREAD_WORDS, WAIT_WORDS, raw_stack_start,
 };
 use strata_abi::register;
 use strata_abi::tables::UNWANTED_WALL;
 use strata_bridge_protocol::clr_event::Block;
 use strata_kinds::{Kind, Kinds};
+use strata_unwind::unwinder::LeftGoroutine;
 
 use super::Engine;
 use super::clr_events::{self, Described, Labelling};
@@ -60,6 +61,12 @@ impl Sample<'_> {
         let count = self.header.stack_bytes as usize / 8;
         let other = words(RAW_STACK_WORD + count, other_words(self.words));
         [(raw_stack_start(sp), words(RAW_STACK_WORD, count)), (word(RAW_OTHER_WORD), other)]
+    }
+
+    /// Where the thread of a Go program left its goroutine last.
+    pub(super) fn left_goroutine(&self) -> Option<LeftGoroutine> {
+        let [sp, fp] = [RAW_LEFT_SP_WORD, RAW_LEFT_FP_WORD].map(|at| self.words.get(at).copied());
+        Some(LeftGoroutine { sp: sp.filter(|sp| *sp != 0)?, fp: fp? })
     }
 
     /// The words after the frames or the copied stacks.
@@ -486,6 +493,8 @@ pub(super) mod tests {
         set(RAW_REGISTERS_WORD + usize::from(register::SP), 0x7000);
         set(RAW_OTHER_WORD, 0xc000_1000);
         set(RAW_OTHER_BYTES_WORD, 24);
+        set(RAW_LEFT_SP_WORD, 0xc000_1000);
+        set(RAW_LEFT_FP_WORD, 0xc000_1040);
         set(RAW_STACK_WORD + 1, 1);
         set(RAW_STACK_WORD + 2, 2);
         set(RAW_STACK_WORD + 5, 7);
@@ -494,6 +503,8 @@ pub(super) mod tests {
         assert_eq!((stack, other), (raw_stack_start(0x7000), 0xc000_1000));
         assert_eq!((own.len(), own[8], others.len(), others[0]), (16, 1, 24, 2));
         assert_eq!(sample.wait(), Some((7, 0)));
+        let left = LeftGoroutine { sp: 0xc000_1000, fp: 0xc000_1040 };
+        assert_eq!(sample.left_goroutine(), Some(left));
         record.truncate(record.len() - 8);
         assert!(parse(&record).is_none());
         // More than there is room for.

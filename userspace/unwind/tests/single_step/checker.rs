@@ -6,7 +6,7 @@ use std::process::Command;
 use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
 use strata_abi::epilogue::{BYTES_BEFORE, Code};
 use strata_abi::record::{End, FRAME_ADDRESS};
-use strata_unwind::unwinder::{Interrupted, Lookup, Registers, unwind};
+use strata_unwind::unwinder::{Interrupted, LeftGoroutine, Lookup, Registers, unwind};
 
 use crate::shadow::{Shadow, Step, decode};
 use crate::tracee::{Stop, Tracee};
@@ -45,6 +45,8 @@ pub struct Checker {
     frames: Vec<u64>,
     /// The program's stacks are switched by a scheduler of its own.
     pub switches_stacks: bool,
+    /// It is built by a Go before 1.21.
+    pub is_old_go: bool,
     /// Leave out the dynamic linker's start, which other tests have checked.
     pub from_entry: bool,
     pub max_steps: u64,
@@ -70,6 +72,7 @@ impl Checker {
             report: Report::default(),
             frames: Vec::new(),
             switches_stacks: false,
+            is_old_go: false,
             from_entry: false,
             max_steps: 1_000_000,
             refreshes: 0,
@@ -129,7 +132,8 @@ impl Checker {
             decode(pc, &bytes[..read])
         });
         shadow.next = Some(step.effect);
-        let mut end = unwind_now(&self.tracee, &registers, &mut self.frames);
+        let goroutine = if self.is_old_go { self.tracee.left_goroutine(tid) } else { None };
+        let mut end = unwind_now(&self.tracee, &registers, goroutine, &mut self.frames);
         self.report.steps += 1;
         let unknown = |frames: &[u64]| frames.iter().any(|frame| tracee.is_unknown(*frame));
         if unknown(&self.frames)
@@ -137,7 +141,7 @@ impl Checker {
         {
             self.refreshes += u32::from(!self.tracee.has_compiled_more());
             self.tracee.read_mappings();
-            end = unwind_now(&self.tracee, &registers, &mut self.frames);
+            end = unwind_now(&self.tracee, &registers, goroutine, &mut self.frames);
         }
         if !shadow.agrees(&self.frames) || end != End::Complete {
             let place = self.tracee.place(pc);
@@ -240,7 +244,12 @@ fn without_pops(mut code: &[u8]) -> &[u8] {
 }
 
 /// Unwinds from registers, memory read a window at a time.
-fn unwind_now(tracee: &Tracee, registers: &Registers, frames: &mut Vec<u64>) -> End {
+fn unwind_now(
+    tracee: &Tracee,
+    registers: &Registers,
+    goroutine: Option<LeftGoroutine>,
+    frames: &mut Vec<u64>,
+) -> End {
     let mut window = [0; WINDOW];
     let (mut start, mut length) = (0, 0);
     let mut read = |address: u64| {
@@ -255,7 +264,7 @@ fn unwind_now(tracee: &Tracee, registers: &Registers, frames: &mut Vec<u64>) -> 
     };
     let mut lookup = |pc| -> Lookup { tracee.lookup(pc) };
     frames.clear();
-    let at = Interrupted { registers, code: code_at(tracee, registers[16]) };
+    let at = Interrupted { registers, code: code_at(tracee, registers[16]), goroutine };
     let end = unwind(&mut lookup, &mut read, at, MAX_FRAMES, frames);
     frames.iter_mut().for_each(|frame| *frame &= FRAME_ADDRESS);
     end

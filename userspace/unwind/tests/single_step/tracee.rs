@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use strata_abi::rule::{Kind, Packed, Rule};
 use strata_unwind::managed::{MethodCode, STUB_REACH, method_rules, stub_at};
-use strata_unwind::unwinder::{AddressSpace, Lookup, Mapping, Registers};
+use strata_unwind::unwinder::{AddressSpace, LeftGoroutine, Lookup, Mapping, Registers};
 use strata_unwind::{FileAt, ReadAt};
 use strata_unwind::{Limits, UnwindTable, build, build_part};
 
@@ -130,6 +130,18 @@ impl Tracee {
             (_, event) if event != 0 => Stop::Event { tid },
             (number, _) => Stop::Signal { tid, number },
         })
+    }
+
+    /// Where a thread of a Go program left its goroutine (`runtime/runtime2.go`, Go 1.9 to 1.24).
+    pub fn left_goroutine(&self, tid: i32) -> Option<LeftGoroutine> {
+        const CURRENT: u64 = 0xc0;
+        // SAFETY: plain integers.
+        let mut all: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+        ptrace(libc::PTRACE_GETREGS, tid, (&raw mut all) as usize);
+        let thread = self.word(self.word(all.fs_base.checked_sub(8)?)?.checked_add(0x30)?)?;
+        let goroutine = self.word(thread.checked_add(CURRENT)?)?;
+        let (sp, fp) = (self.word(goroutine.checked_add(0x38)?)?, self.word(goroutine + 0x68)?);
+        (sp != 0).then_some(LeftGoroutine { sp, fp })
     }
 
     pub fn registers(&self, tid: i32) -> (Registers, u64) {

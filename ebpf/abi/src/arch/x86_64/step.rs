@@ -144,6 +144,11 @@ fn uncommon_step<M: Machine>(machine: &mut M, frame: &mut Frame, word: Packed) -
     if kind == Kind::Extended as u32 {
         return extended_step(machine, frame, word);
     }
+    if kind == Kind::Goroutine as u32
+        && let Some(sp) = machine.left_goroutine(frame.fp)
+    {
+        return return_to(machine, frame, sp.wrapping_add(8));
+    }
     Some(End::UnsupportedRule)
 }
 

@@ -7,10 +7,12 @@
 //! - since Go 1.21 `push %rbp; mov %rsp,%rbp; sub $n,%rsp`
 //! - before `sub $n,%rsp; mov %rbp,n-8(%rsp); lea n-8(%rsp),%rbp`
 //!
-//! Functions that move to another stack (`runtime.systemstack`, `runtime.asmcgocall`) keep the
-//! caller's frame in RBP, or set it to 0 where there is no caller (`runtime.mcall`).
+//! Functions that move to another stack (`runtime.systemstack`, `runtime.asmcgocall`) keep their own
+//! frame in RBP since Go 1.21, or set it to 0 where there is no caller (`runtime.mcall`). Before they
+//! leave their caller's in it, which leads past that caller: theirs is found where the goroutine was
+//! left ([`Kind::Goroutine`]).
 //!
-//! Invariant: rows ascend, and there are at most three for each range of the table.
+//! Invariant: rows ascend, and there are at most four for each range of the table.
 
 use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind, Register};
 use strata_abi::register;
@@ -66,7 +68,10 @@ impl<R: ReadAt + ?Sized> Shape<'_, '_, R> {
             rows.push((self.function.entry, end));
             return;
         }
-        let switch = if writes_sp || is_old_switch(name) { self.first_sp_write() } else { None };
+        let [switch, back] =
+            if writes_sp || is_old_switch(name) { self.sp_writes() } else { [None; 2] };
+        // Others align SP before they call.
+        let back = back.filter(|_| name == SYSTEM_STACK);
         let mut saved_from = None;
         let mut last_delta = 0;
         for range in table.sp_deltas(self.function) {
@@ -74,7 +79,7 @@ impl<R: ReadAt + ?Sized> Shape<'_, '_, R> {
                 saved_from = self.rbp_saved_from(range.start, range.value);
             }
             last_delta = range.value;
-            let mut cuts = [Some(range.start), saved_from, switch];
+            let mut cuts = [Some(range.start), saved_from, switch, back];
             cuts.sort_unstable();
             for pc in cuts.into_iter().flatten() {
                 if pc < range.start || pc >= range.end {
@@ -82,9 +87,12 @@ impl<R: ReadAt + ?Sized> Shape<'_, '_, R> {
                 }
                 let saved = range.value >= 8 && saved_from.is_some_and(|from| pc >= from);
                 // Where RBP is saved and RSP is back at its first value, the function is about to
-                // return on the stack it was called on.
-                let switched =
-                    switch.is_some_and(|at| pc >= at) && (range.value != 0 || saved_from.is_none());
+                // return on the stack it was called on. Where RBP is not, the second write says so.
+                let switched = switch.is_some_and(|at| pc >= at)
+                    && match saved_from {
+                        Some(_) => range.value != 0,
+                        None => back.is_none_or(|at| pc < at),
+                    };
                 let rule = if switched {
                     self.after_switch(saved, name)
                 } else {
@@ -121,6 +129,9 @@ impl<R: ReadAt + ?Sized> Shape<'_, '_, R> {
         if saved {
             return self.rules.packed(Packed::STACK_SWITCH);
         }
+        if matches!(name, SYSTEM_STACK | "runtime.asmcgocall") {
+            return self.rules.packed(Packed::GOROUTINE);
+        }
         // These never return to the code they were called from; a new stack begins.
         if matches!(
             name,
@@ -153,14 +164,18 @@ impl<R: ReadAt + ?Sized> Shape<'_, '_, R> {
         }
     }
 
-    /// The end of the first instruction that sets RSP to something the table cannot follow.
-    fn first_sp_write(&mut self) -> Option<u64> {
+    /// The ends of the first two instructions that set RSP to something the table cannot follow.
+    fn sp_writes(&mut self) -> [Option<u64>; 2] {
         let size = (self.function.end - self.function.entry).min(MAX_DECODED);
         let code = self.window.code(self.function.entry, size as usize);
         let decoder = Decoder::with_ip(64, code, self.function.entry, DecoderOptions::NONE);
-        decoder.into_iter().find(sets_stack_pointer).map(|instruction| instruction.next_ip())
+        let mut writes = decoder.into_iter().filter(sets_stack_pointer);
+        [writes.next(), writes.next()].map(|write| write.map(|instruction| instruction.next_ip()))
     }
 }
+
+/// Calls a function on the system stack.
+const SYSTEM_STACK: &str = "runtime.systemstack";
 
 const PUSH_RBP: u8 = 0x55;
 
@@ -183,7 +198,7 @@ fn is_old_switch(name: &str) -> bool {
         "gogo"
             | "runtime.gogo"
             | "runtime.mcall"
-            | "runtime.systemstack"
+            | SYSTEM_STACK
             | "runtime.morestack"
             | "runtime.asmcgocall"
             | "runtime.cgocallback"
