@@ -12,7 +12,7 @@
 //! leave their caller's in it, which leads past that caller: theirs is found where the goroutine was
 //! left ([`Kind::Goroutine`]).
 //!
-//! Invariant: rows ascend, and there are at most four for each range of the table.
+//! Invariant: rows ascend, and there are at most five for each range of the table.
 
 use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind, Register};
 use strata_abi::register;
@@ -79,7 +79,8 @@ impl<R: ReadAt + ?Sized> Shape<'_, '_, R> {
                 saved_from = self.rbp_saved_from(range.start, range.value);
             }
             last_delta = range.value;
-            let mut cuts = [Some(range.start), saved_from, switch, back];
+            let restored = switch.and_then(|_| self.rbp_restored_from(range.end, range.value));
+            let mut cuts = [Some(range.start), saved_from, switch, back, restored];
             cuts.sort_unstable();
             for pc in cuts.into_iter().flatten() {
                 if pc < range.start || pc >= range.end {
@@ -89,6 +90,7 @@ impl<R: ReadAt + ?Sized> Shape<'_, '_, R> {
                 // Where RBP is saved and RSP is back at its first value, the function is about to
                 // return on the stack it was called on. Where RBP is not, the second write says so.
                 let switched = switch.is_some_and(|at| pc >= at)
+                    && restored.is_none_or(|at| pc < at)
                     && match saved_from {
                         Some(_) => range.value != 0,
                         None => back.is_none_or(|at| pc < at),
@@ -162,6 +164,24 @@ impl<R: ReadAt + ?Sized> Shape<'_, '_, R> {
             [_, 0x48, 0x89, 0x2c, 0x24, ..] if distance == 0 => Some(moved + 4),
             _ => None,
         }
+    }
+
+    /// From which address on RBP is the caller's again in a range that ends where RSP is its first
+    /// value, in functions that do not pop it: `mov n-8(%rsp),%rbp; add $n,%rsp`.
+    fn rbp_restored_from(&mut self, end: u64, delta: i32) -> Option<u64> {
+        let distance = delta.checked_sub(8)?;
+        let mut code = match (distance, i8::try_from(distance)) {
+            (0, _) => vec![0x48, 0x8b, 0x2c, 0x24],
+            (_, Ok(byte)) => vec![0x48, 0x8b, 0x6c, 0x24, byte.cast_unsigned()],
+            _ => [&[0x48, 0x8b, 0xac, 0x24][..], &distance.to_le_bytes()].concat(),
+        };
+        let restored = code.len() as u64;
+        match i8::try_from(delta) {
+            Ok(byte) => code.extend([0x48, 0x83, 0xc4, byte.cast_unsigned()]),
+            Err(_) => code.extend([&[0x48, 0x81, 0xc4][..], &delta.to_le_bytes()].concat()),
+        }
+        let start = end.checked_sub(code.len() as u64)?;
+        (self.window.code(start, code.len()) == code).then(|| start + restored)
     }
 
     /// The ends of the first two instructions that set RSP to something the table cannot follow.
