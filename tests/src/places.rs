@@ -54,6 +54,15 @@ pub fn program(names: &[&str]) -> Option<PathBuf> {
     names.iter().find_map(|name| folders.iter().map(|f| f.join(name)).find(|p| p.is_file()))
 }
 
+/// Debian 12's Go, older than 1.21.
+pub fn go_1_19() -> Result<PathBuf> {
+    let compiler = cache("go-1.19")?.join("usr/lib/go-1.19/bin/go");
+    if !compiler.is_file() {
+        bail!("Go 1.19 is missing: `cargo xtask setup test` fetches it");
+    }
+    Ok(compiler)
+}
+
 /// A program the tests need, or how to get it.
 pub fn required(name: &str, package: &str) -> Result<PathBuf> {
     program(&[name]).with_context(|| {

@@ -151,6 +151,15 @@ pub fn rust_shares() -> Result<PathBuf> {
 
 /// A Go program from its folder: `shares` or `cgo`.
 pub fn go(folder: &str, name: &str, flags: &[&str]) -> Result<PathBuf> {
+    go_of(places::required("go", "golang")?, folder, name, flags)
+}
+
+/// The same, built by Go 1.19.
+pub fn go_1_19(folder: &str, name: &str) -> Result<PathBuf> {
+    go_of(places::go_1_19()?, folder, name, &[])
+}
+
+fn go_of(compiler: PathBuf, folder: &str, name: &str, flags: &[&str]) -> Result<PathBuf> {
     let directory = places::target_sources().join("go").join(folder);
     let mut sources = vec![places::target_sources().join("c/burn.h")];
     for entry in std::fs::read_dir(&directory)? {
@@ -168,7 +177,7 @@ pub fn go(folder: &str, name: &str, flags: &[&str]) -> Result<PathBuf> {
     ];
     Recipe {
         name: name.to_string(),
-        compiler: places::required("go", "golang")?,
+        compiler,
         arguments,
         sources,
         directory,

@@ -8,6 +8,7 @@ pub mod debian;
 pub mod dotnet;
 pub mod kernels;
 mod needs;
+mod old_go;
 pub mod rust_toolchain;
 
 use anyhow::{Result, bail};
@@ -61,6 +62,7 @@ fn ensure_building(more: &[debian::Need]) -> Result<()> {
 
 fn ensure_tests() -> Result<()> {
     ensure_building(needs::TEST)?;
+    old_go::ensure()?;
     dotnet::ensure()
 }
 

@@ -9,6 +9,7 @@ mod runtime;
 mod shadow;
 mod tracee;
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -138,8 +139,8 @@ fn every_instruction_of_rust_has_the_right_stack() {
     assert_all_right("Rust", build, 20_000, |checker| checker.from_entry = true);
 }
 
-fn go(directory: &Path, source: &str) -> Option<PathBuf> {
-    let mut command = Command::new("go");
+fn go(compiler: impl AsRef<OsStr>, directory: &Path, source: &str) -> Option<PathBuf> {
+    let mut command = Command::new(compiler);
     command.env("GOCACHE", directory.join("cache")).current_dir(directory);
     let copy = directory.join(source);
     std::fs::copy(target(source), &copy).unwrap();
@@ -162,13 +163,25 @@ fn go(directory: &Path, source: &str) -> Option<PathBuf> {
 #[test]
 fn every_instruction_of_go_has_the_right_stack() {
     let directory = tempfile::tempdir().unwrap();
-    let build = go(directory.path(), "shapes.go");
+    let build = go("go", directory.path(), "shapes.go");
     assert_all_right("Go", build, 100_000, |checker| checker.switches_stacks = true);
+}
+
+/// `cargo xtask setup test` fetches it.
+#[test]
+fn every_instruction_of_go_1_19_has_the_right_stack() {
+    let directory = tempfile::tempdir().unwrap();
+    let tree = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/go-1.19/usr/lib/go-1.19");
+    let build = go(tree.join("bin/go"), directory.path(), "shapes.go");
+    assert_all_right("Go 1.19", build, 100_000, |checker| {
+        checker.switches_stacks = true;
+        checker.is_old_go = true;
+    });
 }
 
 #[test]
 fn every_instruction_of_go_with_c_has_the_right_stack() {
     let directory = tempfile::tempdir().unwrap();
-    let build = go(directory.path(), "shapes_cgo.go");
+    let build = go("go", directory.path(), "shapes_cgo.go");
     assert_all_right("Go with C", build, 100_000, |checker| checker.switches_stacks = true);
 }

@@ -1,0 +1,3 @@
+module strata.test/allocates
+
+go 1.19
