@@ -176,6 +176,7 @@ fn plan(
     let mut plan = ExporterSettings::new(&exporter.name, backend, destination);
     plan.credential = source;
     plan.concurrency = exporter.concurrency.value as usize;
+    plan.spacing = plan.backend.spacing(plan.concurrency);
     plan.spool_dir = spools.map(|folder| folder.join(folder_of(&exporter.name)));
     plan.spool_size = exporter.spool_size.value.0;
     plan.spool_age = exporter.spool_age.value;

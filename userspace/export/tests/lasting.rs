@@ -25,6 +25,32 @@ fn give(delivery: &Queues, batches: &[Batch]) {
     }
 }
 
+/// A flush brings more at once than the exporter's memory has room for: it waits while the spool takes
+/// what came before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_that_is_larger_than_the_memory_is_not_dropped() {
+    let (server, folder) = (Server::down().await, tempfile::tempdir().unwrap());
+    let clock = Clock::faster(20);
+    let mut plan = plan(&server.url(), folder.path());
+    plan.memory = 100_000;
+    let given = now(200, 10_000);
+    let delivery = std::sync::Arc::new(start(plan, clock).await);
+    let (giving, batches) = (delivery.clone(), given.clone());
+    let given_all = tokio::task::spawn_blocking(move || {
+        batches.into_iter().all(|batch| {
+            let until = std::time::Instant::now() + Duration::from_secs(60);
+            let has_room = giving.wait_for_room("exporter", batch.body.len(), until);
+            giving.enqueue("exporter", batch).unwrap();
+            has_room
+        })
+    });
+    assert!(given_all.await.unwrap());
+    server.rise().await;
+    let health = drained(&delivery).await;
+    assert_eq!((health.delivered.batches, health.drops.batches()), (200, 0));
+    assert_eq!(sorted(server.ids()), sorted(ids(&given)));
+}
+
 fn ids(batches: &[Batch]) -> Vec<uuid::Uuid> {
     batches.iter().map(|batch| batch.id).collect()
 }

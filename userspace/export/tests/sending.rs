@@ -195,6 +195,17 @@ async fn an_ill_server_is_tried_again_and_a_clear_no_is_not() {
 }
 
 #[tokio::test]
+async fn a_web_page_is_no_answer_to_a_profile() {
+    let html = [("content-type", "text/html; charset=utf-8")];
+    for backend in [pyroscope(), Backend::Otlp(otlp::Settings::default())] {
+        let (_server, address) = Server::start(move || answer(200, &html, "<html>Sign in")).await;
+        let (status, reason) = denied(send(backend, &at(address)).await);
+        assert_eq!(status, Some(200));
+        assert!(reason.contains("web page"), "{reason}");
+    }
+}
+
+#[tokio::test]
 async fn a_redirect_is_not_followed_and_nothing_goes_there() {
     let (elsewhere, other) = Server::start(|| answer(200, &[], "")).await;
     for status in [301, 302, 303, 307, 308] {

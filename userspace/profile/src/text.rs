@@ -45,6 +45,21 @@ pub fn shortened(text: &str, limit: usize) -> Cow<'_, str> {
     Cow::Owned(kept + "…")
 }
 
+/// At most `limit` characters of the text: its beginning and its end, with ` … ` between them.
+#[must_use]
+pub fn without_middle(text: &str, limit: usize) -> Cow<'_, str> {
+    const GAP: &str = " … ";
+    let count = text.chars().count();
+    if count <= limit {
+        return Cow::Borrowed(text);
+    }
+    let kept = limit.saturating_sub(GAP.chars().count());
+    let (before, after) = (kept.div_ceil(2), kept / 2);
+    let start: String = text.chars().take(before).collect();
+    let end: String = text.chars().skip(count - after).collect();
+    Cow::Owned(start + GAP + &end)
+}
+
 pub(crate) fn push_escape(into: &mut String, character: char) {
     let code = u32::from(character);
     // Writing to a String cannot fail.

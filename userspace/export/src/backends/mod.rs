@@ -1,6 +1,7 @@
 //! A backend of an exporter: its encoding of profiles.
 
 use std::cell::RefCell;
+use std::time::Duration;
 
 use crate::batch::{Encoded, Outgoing};
 use crate::label_values::LabelValues;
@@ -43,6 +44,14 @@ impl Backend {
             Self::Pyroscope(settings) => pyroscope::encode(settings, profiles, state),
             Self::Datadog(settings) => datadog::encode(settings, profiles, state),
             Self::Otlp(settings) => otlp::encode(settings, profiles, state),
+        }
+    }
+
+    /// The least time between the beginnings of two requests, where a server counts their bytes.
+    pub(crate) fn spacing(&self, concurrency: usize) -> Duration {
+        match self {
+            Self::Pyroscope(settings) => pyroscope::spacing(settings, concurrency),
+            Self::Datadog(_) | Self::Otlp(_) => Duration::ZERO,
         }
     }
 

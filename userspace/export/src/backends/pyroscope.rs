@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
 
 use bytes::Bytes;
 use prost::Message;
@@ -22,6 +23,25 @@ use std::cell::RefCell;
 
 /// Below the server's default burst of 2 MiB, which counts a request's profiles uncompressed.
 const BURST: usize = 1_900_000;
+
+/// What a server takes in a second by default, of one tenant: 4 MiB.
+const BYTES_A_SECOND: usize = 4 << 20;
+/// Requests at once that this is shared by; who allows more has a server that takes more.
+const USUAL_CONCURRENCY: usize = 4;
+
+/// The time in which a server by default takes the bytes of a request. It applies its rate to each
+/// series of a request: of one that is too fast some are stored and the others not, and it answers
+/// 429 for all of it, so that what was stored is stored again when all of it is sent again
+/// (grafana/pyroscope v2, `Distributor.PushBatch`).
+pub(crate) fn spacing(settings: &Settings, concurrency: usize) -> Duration {
+    if settings.api == Api::Ingest {
+        return Duration::ZERO;
+    }
+    let bytes = settings.batch_bytes.min(BURST);
+    let seconds = bytes as f64 / BYTES_A_SECOND as f64;
+    let share = USUAL_CONCURRENCY as f64 / concurrency.max(USUAL_CONCURRENCY) as f64;
+    Duration::from_secs_f64(seconds * share)
+}
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Api {

@@ -232,6 +232,15 @@ impl Client {
     ) -> Outcome {
         let secrets: Vec<&Secret> = self.secrets.iter().collect();
         let is_delivered = (200..300).contains(&status);
+        if is_delivered && text_of(headers, "content-type").starts_with("text/html") {
+            return Outcome::Denied {
+                status: Some(status),
+                reason: format!(
+                    "the server answered {status} with a web page, as a login or a proxy does: check \
+                     the address"
+                ),
+            };
+        }
         match protocol {
             Protocol::OtlpGrpc if is_delivered => self.judge_grpc(headers, answer, &secrets),
             Protocol::OtlpHttp if is_delivered => delivery(&answer.bytes, &secrets),
@@ -265,8 +274,31 @@ impl Client {
     fn failed(&self, error: reqwest::Error) -> Outcome {
         let is_ours = error.is_builder();
         let secrets: Vec<&Secret> = self.secrets.iter().collect();
-        let reason = outcome::shown(&causes(error), &secrets);
+        let reason = outcome::shown(&explained(causes(error)), &secrets);
         if is_ours { Outcome::refused(reason) } else { Outcome::retry(reason) }
+    }
+}
+
+/// What went wrong below HTTP, with what to do where its text does not say that.
+fn explained(causes: String) -> String {
+    let known = [
+        (
+            "CaUsedAsEndEntity",
+            "the server's own certificate is a CA's: it needs one that a CA has signed",
+        ),
+        ("InvalidContentType", "that port has no TLS: set an address with http://"),
+        (
+            "frame with invalid size",
+            "that port has no gRPC: set protocol = \"http\", or another port",
+        ),
+        (
+            "invalid HTTP version parsed",
+            "that port has gRPC: set protocol = \"grpc\", or another port",
+        ),
+    ];
+    match known.iter().find(|(text, _)| causes.contains(text)) {
+        Some((_, advice)) => format!("{causes}: {advice}"),
+        None => causes,
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use prost::Message;
-use strata_profile::text::{shortened, visible};
+use strata_profile::text::{visible, without_middle};
 
 use crate::http::secret::Secret;
 
@@ -69,12 +69,23 @@ pub(crate) fn of_status(status: u16, wait: Option<Duration>, message: &str) -> O
         },
         // 408: the server gave up waiting for the request.
         408 | 429 | 500..=599 => Outcome::Retry { after: wait, reason },
+        400 if is_of_tls(message) => Outcome::Denied {
+            status: Some(status),
+            reason: format!("{reason}: set an address with https://"),
+        },
         422 if is_of_an_ill_server(message) => Outcome::Retry { after: wait, reason },
         400 | 409 | 411 | 413..=415 | 417 | 422 | 431 => {
             Outcome::Refused { status: Some(status), reason }
         }
         _ => Outcome::Denied { status: Some(status), reason },
     }
+}
+
+/// Whether a refusal has the text with which Go's servers, and nginx, answer a request without TLS at
+/// a port with it.
+fn is_of_tls(message: &str) -> bool {
+    message.starts_with("Client sent an HTTP request to an HTTPS server")
+        || message.contains("The plain HTTP request was sent to HTTPS port")
 }
 
 /// Whether a refusal has the text of a gRPC or connect error that no request is at fault for.
@@ -122,7 +133,7 @@ pub(crate) fn shown(text: &str, secrets: &[&Secret]) -> String {
             text = text.replace(secret, "[secret]");
         }
     }
-    visible(&shortened(&text, SHOWN)).into_owned()
+    visible(&without_middle(&text, SHOWN)).into_owned()
 }
 
 fn json_message(body: &[u8]) -> Option<String> {
@@ -336,13 +347,30 @@ mod tests {
     }
 
     #[test]
+    fn a_port_with_tls_keeps_what_it_was_sent_without() {
+        let go = "Client sent an HTTP request to an HTTPS server.";
+        let nginx = "<title>400 The plain HTTP request was sent to HTTPS port</title>";
+        for message in [go, nginx] {
+            let Outcome::Denied { reason, .. } = of_status(400, None, message) else {
+                panic!("{message}");
+            };
+            assert!(reason.ends_with("set an address with https://"), "{reason}");
+        }
+        let quoted = format!("invalid label '{go}'");
+        assert!(matches!(of_status(400, None, &quoted), Outcome::Refused { .. }));
+    }
+
+    #[test]
     fn the_servers_answer_is_shown_without_what_was_sent() {
         let token = Secret::new("s3cret");
         let body = br#"{"code":"invalid_argument","message":"token s3cret \u001b[2J is bad"}"#;
         let message = message_of(body, false, &[&token]);
         assert!(message.starts_with("invalid_argument: token [secret] "), "{message}");
         assert!(!message.contains('\u{1b}'));
-        assert!(shown(&"x".repeat(100_000), &[]).len() < 400);
+        let long = format!("400: series '{}' has too many labels", "x".repeat(100_000));
+        let message = shown(&long, &[]);
+        assert!(message.len() < 400 && message.starts_with("400: series"), "{message}");
+        assert!(message.ends_with("' has too many labels"), "{message}");
     }
 
     #[test]

@@ -24,8 +24,6 @@ use crate::{EncoderState, Outgoing, Queues, StartError};
 
 /// How long the end waits for files that are being written.
 const LAST_FILES: Duration = Duration::from_secs(8);
-/// Bytes of batches that are passed on before it waits.
-const AT_ONCE: usize = 1 << 20;
 /// Values of labels count for so long.
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -480,18 +478,15 @@ impl Exporters {
             Output::Endpoint(backend) => {
                 let encoded = backend.encode(&outgoing, state);
                 self.cuts += encoded.cuts;
-                let mut bytes = 0_usize;
+                let name = &pending.exporter.name;
                 for batch in encoded.batches {
-                    bytes = bytes.saturating_add(batch.body.len());
-                    // The queue in memory is short; the spool takes them meanwhile.
-                    if bytes > AT_ONCE {
-                        bytes = 0;
-                        let until = Instant::now() + PATIENCE;
-                        let _ = self.delivery.wait_for_spool(&pending.exporter.name, until);
-                    }
-                    if let Err(error) = self.delivery.enqueue(&pending.exporter.name, batch) {
+                    // The queue in memory is short; the spool takes them meanwhile. What a disk that
+                    // does not answer leaves no room for is dropped, and counted.
+                    let until = Instant::now() + PATIENCE;
+                    let _ = self.delivery.wait_for_room(name, batch.body.len(), until);
+                    if let Err(error) = self.delivery.enqueue(name, batch) {
                         self.undelivered += 1;
-                        tracing::warn!(exporter = pending.exporter.name, %error, "a batch is lost");
+                        tracing::warn!(exporter = name, %error, "a batch is lost");
                     }
                 }
             }

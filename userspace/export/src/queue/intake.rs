@@ -25,14 +25,14 @@ struct Waiting {
 pub(crate) struct Intake {
     waiting: Mutex<Waiting>,
     arrived: Notify,
-    /// Notified when the intake is empty and nothing is being processed.
-    empty: Condvar,
+    /// Notified when batches were taken, and when they are processed.
+    emptied: Condvar,
 }
 
 impl Intake {
     pub(crate) fn new(limit: usize) -> Self {
         let waiting = Waiting { limit, ..Waiting::default() };
-        Self { waiting: Mutex::new(waiting), arrived: Notify::new(), empty: Condvar::new() }
+        Self { waiting: Mutex::new(waiting), arrived: Notify::new(), emptied: Condvar::new() }
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
@@ -58,13 +58,24 @@ impl Intake {
         true
     }
 
+    /// Waits until there is room for so many bytes, or nothing else is here; false if that took too
+    /// long.
+    pub(crate) fn wait_for_room(&self, bytes: usize, within: Duration) -> bool {
+        self.wait_while(within, |waiting| {
+            !waiting.batches.is_empty() && waiting.bytes.saturating_add(bytes) > waiting.limit
+        })
+    }
+
     /// They count as being here until [`Self::settled`].
     pub(crate) fn take_all(&self) -> VecDeque<Batch> {
         let mut waiting = self.waiting();
         waiting.bytes = 0;
         waiting.in_hand = waiting.in_hand.saturating_add(waiting.batches.len());
         waiting.in_hand_oldest = oldest(&waiting);
-        std::mem::take(&mut waiting.batches)
+        let batches = std::mem::take(&mut waiting.batches);
+        drop(waiting);
+        self.emptied.notify_all();
+        batches
     }
 
     /// The batches taken are in the exporter's own counters now.
@@ -73,7 +84,7 @@ impl Intake {
         waiting.in_hand = 0;
         waiting.in_hand_oldest = None;
         drop(waiting);
-        self.empty.notify_all();
+        self.emptied.notify_all();
     }
 
     pub(crate) fn set_limit(&self, limit: usize) {
@@ -82,7 +93,7 @@ impl Intake {
 
     pub(crate) fn close(&self) {
         self.waiting().is_closed = true;
-        self.empty.notify_all();
+        self.emptied.notify_all();
         self.arrived.notify_one();
     }
 
@@ -100,14 +111,18 @@ impl Intake {
     /// Waits until the exporter has put what was given into its spool, or could not; false if that
     /// took too long.
     pub(crate) fn wait(&self, within: Duration) -> bool {
+        self.wait_while(within, |waiting| !waiting.batches.is_empty() || waiting.in_hand > 0)
+    }
+
+    fn wait_while(&self, within: Duration, is_so: impl Fn(&Waiting) -> bool) -> bool {
         let until = Instant::now() + within;
         let mut waiting = self.waiting();
-        while !waiting.is_closed && (!waiting.batches.is_empty() || waiting.in_hand > 0) {
+        while !waiting.is_closed && is_so(&waiting) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
             }
-            let waited = self.empty.wait_timeout(waiting, left);
+            let waited = self.emptied.wait_timeout(waiting, left);
             waiting = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         true

@@ -231,11 +231,27 @@ impl Queues {
     /// if that takes longer, or its disk does not answer. Not for an async runtime's thread.
     #[must_use]
     pub fn wait_for_spool(&self, exporter: &str, until: Instant) -> bool {
+        self.wait(exporter, until, Intake::wait)
+    }
+
+    /// Waits until an exporter can take a batch of so many bytes without dropping another, as
+    /// [`Self::wait_for_spool`] does.
+    #[must_use]
+    pub fn wait_for_room(&self, exporter: &str, bytes: usize, until: Instant) -> bool {
+        self.wait(exporter, until, |intake, within| intake.wait_for_room(bytes, within))
+    }
+
+    fn wait(
+        &self,
+        exporter: &str,
+        until: Instant,
+        wait: impl FnOnce(&Intake, Duration) -> bool,
+    ) -> bool {
         let handle =
             self.handles().into_iter().find(|handle| unpoisoned(&handle.plan).name == exporter);
         handle.is_none_or(|handle| {
             let until = if handle.is_held_up() { Instant::now() } else { until };
-            handle.intake.wait(until.saturating_duration_since(Instant::now()))
+            wait(&handle.intake, until.saturating_duration_since(Instant::now()))
         })
     }
 

@@ -60,6 +60,9 @@ pub(crate) struct Pace {
     epoch: u64,
     wait: Option<Moment>,
     is_asked: bool,
+    /// Between the beginnings of two requests.
+    pub(crate) spacing: Duration,
+    next: Moment,
 }
 
 impl Pace {
@@ -72,7 +75,13 @@ impl Pace {
             epoch: 0,
             wait: None,
             is_asked: false,
+            spacing: Duration::ZERO,
+            next: Moment::ZERO,
         }
+    }
+
+    pub(crate) fn spaced(self, spacing: Duration) -> Self {
+        Self { spacing, ..self }
     }
 
     pub(crate) fn set_limit(&mut self, limit: usize) {
@@ -82,7 +91,17 @@ impl Pace {
 
     /// How many requests may be under way now.
     pub(crate) fn at_once(&self, now: Moment) -> usize {
-        if self.waits_until(now).is_some() { 0 } else { self.at_once }
+        if self.begins_from(now).is_some() { 0 } else { self.at_once }
+    }
+
+    /// A request begins.
+    pub(crate) fn begun(&mut self, now: Moment) {
+        self.next = now.saturating_add(self.spacing);
+    }
+
+    /// Until when no request begins: the server is waited for, or the last one began just now.
+    pub(crate) fn begins_from(&self, now: Moment) -> Option<Moment> {
+        self.waits_until(now).max(Some(self.next).filter(|&next| next > now))
     }
 
     pub(crate) fn waits_until(&self, now: Moment) -> Option<Moment> {
@@ -162,6 +181,17 @@ mod tests {
         let longest: Vec<u64> = (1..9).map(|n| waits.after(n, 1.0).as_secs()).collect();
         assert_eq!(longest, [1, 2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(waits.after(u32::MAX, 0.0), 30 * SECOND);
+    }
+
+    #[test]
+    fn requests_begin_apart() {
+        let mut pace = Pace::new(4, Waits::default()).spaced(SECOND);
+        assert_eq!((pace.at_once(SECOND), pace.begins_from(SECOND)), (1, None));
+        pace.begun(SECOND);
+        assert_eq!((pace.at_once(SECOND), pace.begins_from(SECOND)), (0, Some(2 * SECOND)));
+        assert_eq!((pace.waits_until(SECOND), pace.at_once(2 * SECOND)), (None, 1));
+        pace.failed(pace.epoch(), SECOND, Some(5 * SECOND), 0.0);
+        assert_eq!(pace.begins_from(2 * SECOND), Some(6 * SECOND));
     }
 
     #[test]

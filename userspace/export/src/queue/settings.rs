@@ -18,6 +18,8 @@ pub struct ExporterSettings {
     pub credential: CredentialSource,
     /// Requests at once, at most.
     pub concurrency: usize,
+    /// Between the beginnings of two requests, at least.
+    pub spacing: Duration,
     /// Belongs to this exporter alone. Without one, what does not fit in memory is dropped.
     pub spool_dir: Option<PathBuf>,
     /// Of all files of the spool together.
@@ -43,6 +45,7 @@ impl ExporterSettings {
             destination,
             credential: CredentialSource::Settings,
             concurrency: 4,
+            spacing: Duration::ZERO,
             spool_dir: None,
             spool_size: 256_000_000,
             spool_age: Duration::from_secs(3600),

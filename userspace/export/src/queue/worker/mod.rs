@@ -87,6 +87,9 @@ pub(crate) struct Worker {
     next_store: Moment,
     next_sync: Option<Moment>,
     next_refusal_warning: Moment,
+    next_overflow_warning: Moment,
+    /// Profiles dropped for lack of memory, as far as it was warned of them.
+    overflowed: u64,
     warnings: Warnings,
     /// The spool itself had no room for the last that it did not take; else the disk failed.
     is_refused_by_spool: bool,
@@ -104,7 +107,7 @@ impl Worker {
     ) -> Self {
         let Outside { clock, intake, commands, figures, disks } = outside;
         let mut worker = Self {
-            pace: Pace::new(plan.concurrency, plan.waits),
+            pace: Pace::new(plan.concurrency, plan.waits).spaced(plan.spacing),
             health: ExporterHealth { name: plan.name.clone(), ..ExporterHealth::default() },
             plan,
             clock,
@@ -124,6 +127,8 @@ impl Worker {
             next_store: Moment::ZERO,
             next_sync: None,
             next_refusal_warning: Moment::ZERO,
+            next_overflow_warning: Moment::ZERO,
+            overflowed: 0,
             warnings: Warnings::default(),
             is_refused_by_spool: false,
             is_resized: false,
@@ -197,6 +202,7 @@ impl Worker {
         }
         self.pace.set_limit(plan.concurrency);
         self.pace.waits = plan.waits;
+        self.pace.spacing = plan.spacing;
         self.intake.set_limit(plan.memory / 2);
         self.plan = plan;
         self.is_resized = true;
@@ -243,7 +249,7 @@ impl Worker {
         }
         moments.extend(self.queue.oldest().map(|key| self.expiry(key, now)));
         if !self.queue.is_empty() && self.stopping.is_none_or(|stopping| stopping.sends) {
-            moments.extend(match self.pace.waits_until(now) {
+            moments.extend(match self.pace.begins_from(now) {
                 Some(moment) => Some(moment),
                 None if self.login.endpoint().is_none() => self.login.next_look(&self.plan),
                 // With requests under way the end of one is waited for. Without, something is due

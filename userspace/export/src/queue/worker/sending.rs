@@ -51,6 +51,7 @@ impl Worker {
             if let Some(spool) = &mut self.spool {
                 spool.pin(key, true);
             }
+            self.pace.begun(now);
             let (epoch, generation) = (self.pace.epoch(), self.login.generation());
             let body_bytes = batch.body.len();
             let request = self.requests.spawn(async move { endpoint.send(&batch).await });
@@ -189,10 +190,7 @@ impl Worker {
                 Some(_) => format!("profiles wait in the spool for up to {minutes} minutes"),
                 None => "profiles wait in memory, and it is tried again".to_owned(),
             };
-            tracing::warn!(
-                exporter = self.plan.name,
-                "nothing can be delivered; {waiting}: {reason}"
-            );
+            tracing::warn!(exporter = self.plan.name, "a delivery failed; {waiting}: {reason}");
         }
     }
 

@@ -10,6 +10,7 @@ use crate::Batch;
 
 use super::Worker;
 use super::disk::Done;
+use super::warnings::QUIET;
 use crate::queue::clock::Moment;
 use crate::queue::order::Pending;
 use crate::spool::{Facts, Key, Spool, SpoolError};
@@ -77,6 +78,7 @@ impl Worker {
         let now = self.clock.now();
         self.open_spool(now).await;
         let fresh = self.admit();
+        self.warn_of_overflow(now);
         self.expire();
         let errand = self.errand(fresh, now, is_last);
         if !errand.is_empty() {
@@ -108,6 +110,22 @@ impl Worker {
             fresh.push(key);
         }
         fresh
+    }
+
+    /// What its memory had no room for is dropped before it comes here.
+    fn warn_of_overflow(&mut self, now: Moment) {
+        let (_, _, dropped) = self.intake.figures();
+        if dropped.profiles == self.overflowed || self.next_overflow_warning > now {
+            return;
+        }
+        self.overflowed = dropped.profiles;
+        self.next_overflow_warning = now.saturating_add(QUIET);
+        tracing::warn!(
+            exporter = self.plan.name,
+            "{} profiles in all are dropped: they came faster than its disk took them, and its \
+             memory is full (memory_limit)",
+            dropped.profiles
+        );
     }
 
     /// Drops what is older than the exporter's age.
