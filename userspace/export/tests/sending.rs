@@ -103,10 +103,18 @@ async fn a_wrong_certificate_gets_nothing() {
         let mut to = destination(&format!("https://localhost:{}", address.port()));
         to.authorities = Some(authorities);
         to.credential = Credential::Bearer(Secret::new("t0ken"));
-        let (_, reason) = retry(send(pyroscope(), &to).await);
+        let (_, reason) = denied(send(pyroscope(), &to).await);
         assert!(reason.contains("certificate"), "{reason}");
     }
     assert!(server.asked().is_empty());
+}
+
+#[tokio::test]
+async fn a_port_of_another_protocol_is_named_as_such() {
+    let (_server, address) = Server::start(|| answer(200, &[], "")).await;
+    let to = destination(&format!("https://localhost:{}", address.port()));
+    let (_, reason) = retry(send(pyroscope(), &to).await);
+    assert!(reason.ends_with("set an address with http://"), "{reason}");
 }
 
 #[test]

@@ -274,13 +274,26 @@ impl Client {
     fn failed(&self, error: reqwest::Error) -> Outcome {
         let is_ours = error.is_builder();
         let secrets: Vec<&Secret> = self.secrets.iter().collect();
-        let reason = outcome::shown(&explained(causes(error)), &secrets);
-        if is_ours { Outcome::refused(reason) } else { Outcome::retry(reason) }
+        let causes = causes(error);
+        let advice = advice(&causes);
+        let is_denied = causes.contains("invalid peer certificate");
+        let reason = match advice {
+            Some(advice) => format!("{causes}: {advice}"),
+            None => causes,
+        };
+        let reason = outcome::shown(&reason, &secrets);
+        if is_ours {
+            Outcome::refused(reason)
+        } else if is_denied {
+            Outcome::Denied { status: None, reason }
+        } else {
+            Outcome::retry(reason)
+        }
     }
 }
 
-/// What went wrong below HTTP, with what to do where its text does not say that.
-fn explained(causes: String) -> String {
+/// What to do about an error below HTTP, where its text does not say that.
+fn advice(causes: &str) -> Option<&'static str> {
     let known = [
         (
             "CaUsedAsEndEntity",
@@ -289,17 +302,14 @@ fn explained(causes: String) -> String {
         ("InvalidContentType", "that port has no TLS: set an address with http://"),
         (
             "frame with invalid size",
-            "that port has no gRPC: set protocol = \"http\", or another port",
+            "that port has no gRPC: set protocol = \"http\" for one with HTTP",
         ),
         (
             "invalid HTTP version parsed",
-            "that port has gRPC: set protocol = \"grpc\", or another port",
+            "that port has no HTTP/1: set protocol = \"grpc\" for one with gRPC",
         ),
     ];
-    match known.iter().find(|(text, _)| causes.contains(text)) {
-        Some((_, advice)) => format!("{causes}: {advice}"),
-        None => causes,
-    }
+    known.iter().find(|(text, _)| causes.contains(text)).map(|(_, advice)| *advice)
 }
 
 /// The beginning of an answer's body, and its trailers if it ended.

@@ -169,9 +169,13 @@ impl Worker {
         if self.next_refusal_warning <= now {
             self.next_refusal_warning = now.saturating_add(QUIET);
             let dropped = if self.plan.reports_losses { ", which are dropped" } else { "" };
+            let others = match flight.pending.profiles {
+                0 | 1 => "",
+                _ => " (of others in their request it may have stored some)",
+            };
             tracing::warn!(
                 exporter = self.plan.name,
-                "the server refuses profiles{dropped}: {reason}"
+                "the server refuses profiles{dropped}{others}: {reason}"
             );
         }
         self.health.last_error = self.trouble(reason.clone());
