@@ -362,7 +362,21 @@ fn in_query(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{in_key, in_name};
+    use std::time::Duration;
+
+    use super::{Api, Settings, in_key, in_name, spacing};
+
+    #[test]
+    fn requests_are_no_faster_than_a_server_takes_their_bytes_by_default() {
+        let settings = Settings::default();
+        let apart = spacing(&settings, 1);
+        let taken = apart.as_secs_f64() * f64::from(4 << 20);
+        assert!((taken - settings.batch_bytes as f64).abs() < 1.0, "{taken}");
+        assert!(apart < Duration::from_millis(500) && spacing(&settings, 4) == apart);
+        assert!(spacing(&settings, 8) < apart * 6 / 10, "a server that takes more");
+        // One request a profile.
+        assert_eq!(spacing(&Settings { api: Api::Ingest, ..settings }, 4), Duration::ZERO);
+    }
 
     #[test]
     fn a_name_has_only_what_old_servers_take() {
