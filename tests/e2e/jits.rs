@@ -136,7 +136,8 @@ fn python_with_perf_support_keeps_its_stacks_whole() -> Result<()> {
 }
 
 /// Functions that ran before a server has forked its workers are in its own perf map only: of one
-/// that runs already, and of one that is started by the recording.
+/// that runs already, of one that is started by the recording, and of one that has ended for a while
+/// when its code is named.
 #[test]
 fn python_code_from_before_a_fork_has_names_in_the_children() -> Result<()> {
     let _machine = machine::beside_others()?;
@@ -155,9 +156,12 @@ fn python_code_from_before_a_fork_has_names_in_the_children() -> Result<()> {
         let running = of_host.stacks()?.that(|stack| stack.pid().is_some_and(children));
         let program = std::path::PathBuf::from(launched.get_program());
         let arguments: Vec<_> = launched.get_args().filter_map(|one| one.to_str()).collect();
-        let recording = strata::record()?.frequency(499).command(program, &arguments);
+        let recording = strata::record()?.frequency(499).command(&program, &arguments);
         let launched = recording.run()?.stacks()?;
-        for (how, stacks) in [("running", running), ("launched", launched)] {
+        let mut script = vec!["-c", "\"$0\" \"$@\"; sleep 3", program.to_str().unwrap_or_default()];
+        script.extend(&arguments);
+        let ended = strata::record()?.frequency(499).command("sh", &script).run()?.stacks()?;
+        for (how, stacks) in [("running", running), ("launched", launched), ("ended", ended)] {
             let burning =
                 stacks.that(|stack| stack.frames.iter().any(|one| one.name.contains("py::leaf")));
             let named = burning.share_that(|stack| {

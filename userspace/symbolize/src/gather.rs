@@ -14,13 +14,13 @@ use strata_agent::engine::loading::clean_path;
 use strata_agent::frame::NamedFrame;
 use strata_agent::image_id::ImageId;
 use strata_agent::managed::names::{Describer, Description, Limits};
-use strata_agent::processes::credentials::Credentials;
+use strata_agent::processes::credentials::Ancestor;
 use strata_agent::processes::mapped::FileId;
 use strata_profile::FrameKind;
 use strata_sandbox::ProcessRef;
 
 use crate::assemblies::Program;
-use crate::jit::{Allowance, Ancestor, JitFiles};
+use crate::jit::{Allowance, JitFiles};
 use crate::managed::GeneratedCode;
 use crate::symbolizer::{Flush, Symbolizer};
 use crate::task::{
@@ -28,9 +28,6 @@ use crate::task::{
     TaskKey, Work, described_symbol, unnamed_symbol,
 };
 use crate::{ModuleInfo, pseudo_module};
-
-/// Processes that one was forked from, one from the other, whose symbol files are read for it.
-const MOST_ANCESTORS: usize = 4;
 
 /// The task that symbolizes a place.
 pub fn key_of(place: CodeAddress) -> Option<TaskKey> {
@@ -452,20 +449,20 @@ fn process_of(engine: &Engine, image: ImageId) -> Option<ProcessRef> {
     current.then_some(ProcessRef { pid, start_time: None })
 }
 
-/// The processes that an image's was forked from, the nearest first.
+/// The processes that an image's was forked from, the nearest first, without those that have executed
+/// another program since, or whose numbers are other processes'.
 fn ancestors_of(engine: &Engine, image: ImageId) -> Vec<Ancestor> {
-    let mut ancestors = Vec::new();
-    let mut current = process_of(engine, image).map(|process| process.pid);
-    while ancestors.len() < MOST_ANCESTORS
-        && let Some(pid) = current.and_then(|pid| engine.table.forked_from(pid))
-    {
-        let known = engine.table.get(pid).and_then(|one| engine.credentials.of(one.image));
-        // It may never have been sampled.
-        let Some(credentials) = known.or_else(|| Credentials::of(pid)) else { break };
-        ancestors.push(Ancestor { pid, credentials });
-        current = Some(pid);
-    }
-    ancestors
+    let noted = engine.credentials.ancestors(image).iter().copied();
+    // A sample of a process's last moments may have come after its end: its number is in use again
+    // then, without a program.
+    let is_another = |ancestor: &Ancestor| {
+        let current = engine.table.get(ancestor.pid).map(|process| process.image);
+        current.is_some_and(|current| {
+            let program = engine.table.image(current).and_then(|image| image.program);
+            current != ancestor.image && program.is_some()
+        })
+    };
+    noted.filter(|ancestor| !is_another(ancestor)).collect()
 }
 
 /// The program of an image.

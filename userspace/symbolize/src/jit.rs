@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use strata_agent::image_id::ImageId;
-use strata_agent::processes::credentials::Credentials;
+use strata_agent::processes::credentials::{Ancestor, Credentials};
 use strata_profile::FrameKind;
 use strata_profile::text::shortened;
 use strata_sandbox::{FileIdentity, Locator, OpenFile, ProcessRef, Reply, Request};
@@ -124,13 +124,6 @@ struct Growing<P> {
     parsed: P,
 }
 
-/// A process that another was forked from, directly or not.
-#[derive(Clone, Copy, Debug)]
-pub struct Ancestor {
-    pub pid: u32,
-    pub credentials: Credentials,
-}
-
 /// How CPython's perf map names Python functions.
 const OF_PYTHON: &str = "py::";
 
@@ -210,7 +203,7 @@ impl JitFiles {
             if names.len() == addresses.len() {
                 break;
             }
-            let Some(file) = open_map(service, ancestor.pid, Some(ancestor.credentials)) else {
+            let Some(file) = open_map(service, ancestor.pid, ancestor.credentials) else {
                 continue;
             };
             if !is_believed(credentials, &file) {

@@ -12,7 +12,7 @@ use strata_agent::frame::NamedFrame;
 use strata_agent::image_id::ImageId;
 use strata_agent::kernel::names::KernelNames;
 use strata_agent::managed::names::{Described, Open};
-use strata_agent::processes::credentials::Credentials;
+use strata_agent::processes::credentials::{Ancestor, Credentials};
 use strata_agent::processes::mapped::FileId;
 use strata_profile::FrameKind;
 use strata_sandbox::{OpenFile, ProcessRef, Related};
@@ -20,7 +20,7 @@ use strata_symbols::Resolver;
 
 use crate::assemblies::{ProcessFiles, Program};
 use crate::file_client::Ask;
-use crate::jit::{self, Allowance, Ancestor, JitFiles, Names};
+use crate::jit::{self, Allowance, JitFiles, Names};
 use crate::kernel::{self, KernelTable};
 use crate::managed::{self, GeneratedCode, Precompiled};
 use crate::related::About;

@@ -374,7 +374,7 @@ impl Engine {
 
     /// An image has samples from now on.
     fn note_newcomer(&mut self, image: ImageId, pid: u32) {
-        self.credentials.note(image, pid);
+        self.credentials.note(image, pid, &self.table);
         if let Some(credentials) = self.credentials.of(image) {
             self.waits.memory.note_user(pid, credentials.real_user);
             if let Some(wall) = &mut self.wall {

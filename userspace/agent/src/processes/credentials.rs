@@ -1,9 +1,15 @@
-//! Which user a process runs as, and its number in its own pid namespace: read once per image, at
-//! its first sample, because a short process is gone when its code is symbolized.
+//! Which user a process runs as, its number in its own pid namespace, and which processes it was
+//! forked from: noted once per image, at its first sample, because a short process is gone when its
+//! code is symbolized.
 
+use super::space::Backing;
+use super::table::ProcessTable;
 use crate::hash::HashMap;
 use crate::image_id::ImageId;
 use crate::proc_file;
+
+/// Processes that one was forked from, one from the other, that are noted of it.
+const MOST_ANCESTORS: usize = 4;
 
 /// Credentials of a process: they decide which files about it are trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,20 +52,64 @@ fn parse(status: &str, uid_map: &str) -> Option<Credentials> {
     Some(Credentials { user, real_user, root: root.unwrap_or(0), inner_pid })
 }
 
+/// A process that another was forked from, directly or not.
+#[derive(Clone, Copy, Debug)]
+pub struct Ancestor {
+    pub pid: u32,
+    pub image: ImageId,
+    /// Not of one that had ended unseen.
+    pub credentials: Option<Credentials>,
+}
+
+struct Noted {
+    credentials: Option<Credentials>,
+    ancestors: Box<[Ancestor]>,
+}
+
 /// Of all images that were sampled.
 #[derive(Default)]
 pub struct AllCredentials {
-    by_image: HashMap<ImageId, Option<Credentials>>,
+    by_image: HashMap<ImageId, Noted>,
 }
 
 impl AllCredentials {
     /// Reads those of an image that is sampled for the first time.
-    pub fn note(&mut self, image: ImageId, pid: u32) {
-        self.by_image.entry(image).or_insert_with(|| Credentials::of(pid));
+    pub fn note(&mut self, image: ImageId, pid: u32, table: &ProcessTable) {
+        if !self.by_image.contains_key(&image) {
+            let noted = Noted {
+                credentials: Credentials::of(pid),
+                ancestors: self.ancestors_of(pid, table),
+            };
+            self.by_image.insert(image, noted);
+        }
     }
 
     pub fn of(&self, image: ImageId) -> Option<Credentials> {
-        *self.by_image.get(&image)?
+        self.by_image.get(&image)?.credentials
+    }
+
+    /// The processes that an image's was forked from, the nearest first: those that its code may be
+    /// of, as it has generated code. Some may have ended since.
+    pub fn ancestors(&self, image: ImageId) -> &[Ancestor] {
+        self.by_image.get(&image).map_or(&[], |noted| &noted.ancestors)
+    }
+
+    fn ancestors_of(&self, pid: u32, table: &ProcessTable) -> Box<[Ancestor]> {
+        let has_generated_code = table.get(pid).is_some_and(|process| {
+            let mappings = process.space.mappings();
+            mappings.iter().any(|mapping| mapping.backing == Backing::Anonymous)
+        });
+        if !has_generated_code {
+            return Box::default();
+        }
+        let parents = std::iter::successors(Some(pid), |&pid| table.forked_from(pid)).skip(1);
+        let ancestors = parents.take(MOST_ANCESTORS).filter_map(|pid| {
+            let image = table.get(pid)?.image;
+            // It may never have been sampled.
+            let credentials = self.of(image).or_else(|| Credentials::of(pid));
+            Some(Ancestor { pid, image, credentials })
+        });
+        ancestors.collect()
     }
 
     pub fn retain(&mut self, is_kept: impl Fn(ImageId) -> bool) {
