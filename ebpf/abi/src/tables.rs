@@ -107,6 +107,10 @@ pub const PROCESS_PATIENT: u32 = 2;
 
 const _: () = assert!(size_of::<Process>() == 24);
 
+/// Processes that are given their parent's entry at most before userspace has seen to those before:
+/// one that forks without end would take the place of all others.
+pub const MAX_INHERITED: u64 = 4096;
+
 /// Time of this process's threads that is not wanted: of passes over threads, of waits. Apart from the process's
 /// entry, which comes and goes with its tables.
 pub const UNWANTED_WALL: u32 = 1;

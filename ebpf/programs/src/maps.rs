@@ -21,6 +21,10 @@ pub type Segment = [u32; SEGMENT_WORDS];
 #[btf_map]
 pub static PROCESSES: HashMap<u32, Process, 32768> = HashMap::new();
 
+/// Processes that were given their parent's entry since userspace has seen to those before.
+#[btf_map]
+pub static INHERITED: Array<u64, 1> = Array::new();
+
 /// pid → `UNWANTED_*`. The size is set by userspace.
 #[btf_map]
 pub static UNWANTED: HashMap<u32, u32, 64> = HashMap::new();

@@ -80,6 +80,7 @@ impl Engine {
         self.programs.flush_diagnostics();
         self.meet_executed();
         self.store.reclaim();
+        self.store.allow_inheriting(&mut self.programs);
         self.programs.rest();
         self.processes.paces.sweep(self.turn.now);
         self.processes.dirty.extend(self.store.take_withheld());

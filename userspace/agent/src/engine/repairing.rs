@@ -110,6 +110,7 @@ impl Engine {
         if self.processes.repairs.all_are_due(now) {
             // A process that was never sampled is read at its first sample.
             pids.extend(self.store.published());
+            self.store.withdraw_inherited(&mut self.programs);
             tracing::debug!(processes = pids.len(), "process events were lost: they are read anew");
         }
         for pid in pids {

@@ -115,8 +115,7 @@ impl Engine {
                 Change::None => {}
                 Change::Forked { pid, parent } => {
                     self.selection.forked(pid, parent);
-                    // A pid may be reused before its last owner was evicted.
-                    self.store.withdraw(&mut self.programs, pid);
+                    self.store.forked(&mut self.programs, pid, parent);
                     self.store.set_unwanted(&mut self.programs, pid, 0);
                     if self.selection.surely_keeps(pid) {
                         self.processes.dirty.insert(pid);

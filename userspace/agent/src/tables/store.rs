@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use strata_abi::rule::Rule;
 use strata_abi::tables::{
-    EXTENT_WORDS, Extent, ExtentKind, MAX_EXTENTS, PROCESS_PATIENT, PROCESS_SKIP, Process, row_rule,
+    EXTENT_WORDS, Extent, ExtentKind, MAX_EXTENTS, MAX_INHERITED, PROCESS_PATIENT, PROCESS_SKIP,
+    Process, row_rule,
 };
 use strata_unwind::UnwindTable;
 
@@ -56,6 +57,7 @@ impl Published {
     }
 }
 
+#[derive(Clone)]
 struct Owner {
     block: u64,
     /// Of its last publications.
@@ -83,6 +85,8 @@ pub struct Store {
     by_content: HashMap<Arc<[Extent]>, u64>,
     next_block: u64,
     generation: u32,
+    /// Since as many processes again were allowed to be given an entry.
+    forks: u64,
     /// Dropped tables whose memory is not freed yet.
     pub evicted: u64,
     /// Tables or extents refused for lack of room.
@@ -107,6 +111,7 @@ impl Store {
             by_content: HashMap::default(),
             next_block: 0,
             generation: 0,
+            forks: 0,
             evicted: 0,
             refused: 0,
             dropped_extents: 0,
@@ -266,6 +271,59 @@ impl Store {
             self.release(old.block, now);
         }
         Ok(())
+    }
+
+    /// A process was forked. Where it was given its parent's entry, it is published with what its
+    /// parent is published with by now.
+    pub fn forked(&mut self, programs: &mut Programs, pid: u32, parent: u32) {
+        self.forks += 1;
+        if self.forks >= MAX_INHERITED / 4 {
+            self.allow_inheriting(programs);
+        }
+        // A pid may be reused before its last owner was evicted.
+        self.withdraw(programs, pid);
+        // It may have executed a program since, and has none then.
+        let Some(given) = programs.inherited_by(pid) else { return };
+        let of_parent = self
+            .owners
+            .get(&parent)
+            .map(|owner| Owner { last_used: Instant::now(), ..owner.clone() });
+        let published = of_parent.as_ref().and_then(|owner| self.blocks.get_mut(&owner.block));
+        let (Some(owner), Some(published)) = (of_parent, published) else {
+            programs.remove_process(pid);
+            return;
+        };
+        let waits =
+            published.extents.iter().any(|extent| extent.kind == ExtentKind::Unannounced as u32);
+        let entry = Process {
+            segment: published.range.segment,
+            offset: published.range.offset,
+            count: published.extents.len() as u32,
+            generation: published.generation,
+            captures: given.captures,
+            flags: if waits { PROCESS_PATIENT } else { 0 },
+        };
+        if entry == given || programs.replace_process(pid, entry) {
+            published.users += 1;
+            self.owners.insert(pid, owner);
+        }
+    }
+
+    /// Entries that processes were given are seen to: as many more may be given.
+    pub fn allow_inheriting(&mut self, programs: &mut Programs) {
+        if std::mem::take(&mut self.forks) > 0 {
+            programs.allow_inheriting();
+        }
+    }
+
+    /// Withdraws entries that processes were given and that nothing is known of: events were lost.
+    pub fn withdraw_inherited(&mut self, programs: &mut Programs) {
+        for pid in programs.inheritors() {
+            if !self.owners.contains_key(&pid) && !self.skipped.contains_key(&pid) {
+                programs.remove_process(pid);
+            }
+        }
+        programs.allow_inheriting();
     }
 
     /// Where the map is full, the entry of a skipped process makes room, whose samples are skipped here
@@ -509,7 +567,7 @@ mod tests {
     use strata_abi::tables::SEGMENT_BYTES;
 
     use super::*;
-    use crate::kernel::loader::Settings;
+    use crate::kernel::loader::{Settings, ThreadsOf};
 
     /// A process with so many bytes of extents, last sampled at a time.
     fn publish_plain(store: &mut Store, pid: u32, bytes: u64, last_used: Instant) {
@@ -602,6 +660,101 @@ mod tests {
         assert!(store.is_outdated(PID, of_child));
         assert_eq!(publish(&mut store, &mut programs, PID, 0x1000), of_child);
         assert!(!store.is_outdated(PID, of_child));
+    }
+
+    /// A process that goes on with this one's memory, until it is killed.
+    struct Forked(u32);
+
+    impl Forked {
+        fn new() -> Self {
+            // SAFETY: the child does nothing but wait.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                loop {
+                    // SAFETY: takes nothing.
+                    unsafe { libc::pause() };
+                }
+            }
+            Self(u32::try_from(pid).expect("a process"))
+        }
+    }
+
+    impl Drop for Forked {
+        fn drop(&mut self) {
+            // SAFETY: a child of this process that was not waited for.
+            unsafe {
+                libc::kill(self.0 as i32, libc::SIGKILL);
+                libc::waitpid(self.0 as i32, std::ptr::null_mut(), 0);
+            }
+        }
+    }
+
+    /// Needs root, and loads the programs.
+    #[test]
+    fn a_process_that_is_forked_has_its_parents_entry_until_it_executes_a_program() {
+        let settings = Settings { threads_of: ThreadsOf::All, ..Settings::of_tests() };
+        let (mut store, mut programs) = (store(), Programs::load(settings).expect("as root"));
+        let parent = std::process::id();
+        publish(&mut store, &mut programs, parent, 0x1000);
+        let of_parent = |programs: &Programs| programs.process(parent);
+        let child = Forked::new();
+        assert!(of_parent(&programs).is_some());
+        assert_eq!(
+            programs.process(child.0),
+            of_parent(&programs),
+            "before anything is known of it"
+        );
+        // What it has is released meanwhile.
+        publish(&mut store, &mut programs, parent, 0x10_0000);
+        assert_ne!(programs.process(child.0), of_parent(&programs));
+        store.forked(&mut programs, child.0, parent);
+        assert_eq!(programs.process(child.0), of_parent(&programs));
+        assert!(store.is_published(child.0));
+        // The parent's end leaves it what both had.
+        store.withdraw(&mut programs, parent);
+        store.reclaim();
+        assert_eq!(store.blocks.len(), 1);
+        store.withdraw(&mut programs, child.0);
+        assert!(store.blocks.is_empty() && programs.process(child.0).is_none());
+
+        publish(&mut store, &mut programs, parent, 0x1000);
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().expect("it starts");
+        // The call returns a moment before the program is there.
+        let until = Instant::now() + Duration::from_secs(20);
+        while programs.process(other.id()).is_some() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        store.forked(&mut programs, other.id(), parent);
+        assert!(programs.process(other.id()).is_none() && !store.is_published(other.id()));
+        other.kill().and_then(|()| other.wait()).expect("it ends");
+
+        // Its event was lost, and the parent is not known any more.
+        let (lost, late) = (Forked::new(), Forked::new());
+        assert!(programs.process(lost.0).is_some() && programs.process(late.0).is_some());
+        store.withdraw(&mut programs, parent);
+        store.forked(&mut programs, late.0, parent);
+        assert!(programs.process(late.0).is_none() && programs.process(lost.0).is_some());
+        store.withdraw_inherited(&mut programs);
+        assert!(programs.process(lost.0).is_none());
+        store.skip(&mut programs, parent);
+        let of_skipped = Forked::new();
+        assert!(programs.process(of_skipped.0).is_none());
+    }
+
+    /// Needs root, and loads the programs.
+    #[test]
+    fn one_that_forks_without_end_does_not_take_the_entries_of_all() {
+        let settings = Settings { threads_of: ThreadsOf::All, ..Settings::of_tests() };
+        let (mut store, mut programs) = (store(), Programs::load(settings).expect("as root"));
+        let parent = std::process::id();
+        publish(&mut store, &mut programs, parent, 0x1000);
+        let is_given = |programs: &Programs| programs.process(Forked::new().0).is_some();
+        let given = (0..=MAX_INHERITED).take_while(|_| is_given(&programs)).count() as u64;
+        // Other tests start processes too.
+        assert!(given > MAX_INHERITED / 2 && given <= MAX_INHERITED, "{given}");
+        store.forked(&mut programs, PID, parent);
+        store.allow_inheriting(&mut programs);
+        assert!(is_given(&programs));
     }
 
     /// Needs root, and loads the programs.

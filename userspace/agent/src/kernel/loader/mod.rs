@@ -16,8 +16,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use aya::maps::{Array, ArrayOfMaps, HashMap, IterableMap, Map, MapData, MapError, RingBuf};
-use aya::programs::{PerfEvent, Program, ProgramError, RawTracePoint};
-use aya::{Ebpf, EbpfLoader, Pod};
+use aya::programs::{BtfTracePoint, PerfEvent, Program, ProgramError, RawTracePoint};
+use aya::{Btf, Ebpf, EbpfLoader, Pod};
 use aya_log::EbpfLogger;
 use strata_abi::memory::Hot;
 use strata_abi::rule::{MAX_RULES, Rule};
@@ -175,6 +175,9 @@ pub struct Programs {
     diagnostics: Option<Diagnostics>,
     processes: HashMap<MapData, u32, ProcessValue>,
     contexts: HashMap<MapData, u32, u64>,
+    /// Counts processes that were given their parent's entry, where that is done: with what looks at
+    /// tasks. Stacks of a CPU sample are copied without an entry.
+    inherited: Option<Array<MapData, u64>>,
     /// With wall-clock or off-CPU time of all processes.
     unwanted: Option<HashMap<MapData, u32, u32>>,
     segments: ArrayOfMaps<MapData, Segment>,
@@ -268,6 +271,7 @@ impl Programs {
             .load()
             .and_then(|()| lifecycle.attach("sched_process_exec").map(drop))
             .map_err(|source| LoadError::Program { name: "forget_on_exec", source })?;
+        let inherited = needs_tasks.then(|| inheriting(&mut ebpf)).transpose()?;
         let off_cpu = settings.off_cpu.map(|_| OffCpu::of(&mut ebpf)).transpose()?;
         let threads = walks.then(|| Threads::of(&mut ebpf, settings.wall)).transpose()?;
         let clr_events =
@@ -282,6 +286,7 @@ impl Programs {
         Ok(Self {
             processes: map(&mut ebpf, "PROCESSES")?,
             contexts: map(&mut ebpf, "CONTEXTS")?,
+            inherited,
             unwanted: has_elapsed.then(|| map(&mut ebpf, "UNWANTED")).transpose()?,
             segments: map(&mut ebpf, "SEGMENTS")?,
             records: map(&mut ebpf, "RECORDS")?,
@@ -511,6 +516,36 @@ impl Programs {
             .map_err(|source| LoadError::Map { name: "PROCESSES", source })
     }
 
+    /// Puts an entry in place of a process's. False where it has none any more.
+    pub fn replace_process(&mut self, pid: u32, process: Process) -> bool {
+        // `BPF_EXIST` (include/uapi/linux/bpf.h).
+        const EXISTING: u64 = 2;
+        self.processes.insert(pid, ProcessValue(process), EXISTING).is_ok()
+    }
+
+    /// The entry that a process was given at its fork: its parent's.
+    pub fn inherited_by(&self, pid: u32) -> Option<Process> {
+        self.inherited.as_ref()?;
+        self.processes.get(&pid, 0).ok().map(|entry| entry.0)
+    }
+
+    /// As many processes again may be given their parent's entry.
+    pub fn allow_inheriting(&mut self) {
+        if let Some(inherited) = &mut self.inherited
+            && let Err(error) = inherited.set(0, 0, 0)
+        {
+            tracing::debug!(%error, "processes cannot be given their parents' entries");
+        }
+    }
+
+    /// Processes that have an entry, where some may have been given one.
+    pub fn inheritors(&self) -> Vec<u32> {
+        match self.inherited {
+            Some(_) => self.processes.keys().filter_map(Result::ok).collect(),
+            None => Vec::new(),
+        }
+    }
+
     /// A process's entry.
     #[cfg(test)]
     pub fn process(&self, pid: u32) -> Option<Process> {
@@ -606,6 +641,19 @@ fn every_programs_offsets(types: &Result<KernelTypes, TypeError>) -> [Offsets<u6
 /// Those of programs that look at tasks.
 fn tasks_offsets(types: &KernelTypes) -> Result<Vec<Offsets<u32>>, TypeError> {
     Ok(vec![Offsets::read(types, offsets::TASKS)?, Offsets::read(types, offsets::ACTIVITY)?])
+}
+
+/// From now on a process is given its parent's entry at its fork.
+fn inheriting(ebpf: &mut Ebpf) -> Result<Array<MapData, u64>, LoadError> {
+    const NAME: &str = "inherit_on_fork";
+    const TRACEPOINT: &str = "sched_process_fork";
+    let types = Btf::from_sys_fs().map_err(LoadError::Types)?;
+    let program: &mut BtfTracePoint = program(ebpf, NAME)?;
+    program
+        .load(TRACEPOINT, &types)
+        .and_then(|()| program.attach().map(drop))
+        .map_err(|source| LoadError::Program { name: NAME, source })?;
+    map(ebpf, "INHERITED")
 }
 
 fn kernel_names(ebpf: &mut Ebpf) -> Result<Arc<KernelNames>, LoadError> {
