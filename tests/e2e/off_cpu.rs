@@ -215,6 +215,42 @@ fn a_daemon_keeps_the_waits_that_a_rule_asks_for() -> Result<()> {
     Ok(())
 }
 
+/// Threads that begin together, and wait once for as long as they live, while others of the host are
+/// switched all the time: there is no second wait that could make up for one that was not chosen.
+#[test]
+fn threads_that_wait_once_are_not_lost_beside_others_that_wait_all_the_time() -> Result<()> {
+    const THREADS: usize = 40;
+    const SECONDS: u32 = 12;
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("[sampling]\ntypes = [\"cpu\", \"off_cpu\"]\n")?;
+    daemon.start()?;
+    let mut switching = Command::new(targets::c("switches").build()?);
+    switching.args(["0", "40"]);
+    let _switching = Running::from_command(switching)?;
+    // Until what they take is known.
+    std::thread::sleep(Duration::from_secs(3));
+    let mut waiting = Command::new(targets::c("sleepers").build()?);
+    waiting.args([&THREADS.to_string(), "0", &SECONDS.to_string()]).env("DD_SERVICE", "waiting");
+    Running::from_command(waiting)?.wait(PATIENCE)?;
+    println!("{}", daemon.status()?["losses"]);
+    daemon.end()?;
+    let mut query = Command::new(places::strata_binary()?);
+    query.args(["query", "--service", "waiting", "--type", "off_cpu", "-o", "waits.folded"]);
+    query.arg("--store").arg(daemon.store()).current_dir(daemon.folder());
+    Running::from_command(query)?.wait(PATIENCE)?;
+    let waits = std::fs::read_to_string(daemon.folder().join("waits.folded"))?;
+    let waits = text_outputs::folded(&waits)?;
+    let sum = waits.iter().map(|stack| stack.count as f64 / 1e9).sum::<f64>();
+    let whole = below(&waits, "rests");
+    let lasted = THREADS as f64 * f64::from(SECONDS);
+    println!(
+        "{THREADS} threads, {SECONDS} s: {sum:.1} s in all, {whole:.1} s of {lasted:.1} s whole"
+    );
+    assert!((0.85..1.2).contains(&(sum / (lasted + f64::from(SECONDS)))), "{sum}");
+    Ok(())
+}
+
 /// A rule selects one process among two hundred that wait all the time: what waits cost is spent on it, and its
 /// sums are exact.
 #[test]

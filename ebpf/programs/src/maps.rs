@@ -217,7 +217,9 @@ pub struct CpuPace {
     pub budget: u32,
     /// Threads that were switched out in it, whether their waits were chosen or not.
     pub switches: u32,
-    pub reserved: [u64; 13],
+    /// Chosen waits of threads that were walked little in it.
+    pub favoured: u32,
+    pub reserved: [u32; 25],
 }
 
 /// The events of one process in the current window of time.

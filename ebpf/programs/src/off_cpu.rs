@@ -51,14 +51,24 @@ use crate::task::{field, word};
 
 /// A thread is walked so often in a window at most, on average.
 const THREAD_WALKS: u16 = 16;
+/// A wait of a thread that was walked less often in its window is chosen whatever the CPU has spent: it may
+/// last for minutes, and for one that is not chosen no later one makes up.
+const FEW_WALKS: u16 = 4;
+/// As many in a window of a CPU; beyond them such a wait is chosen so many powers of two more often than
+/// others.
+const MOST_FAVOURED: u32 = 64;
+const FAVOUR: u32 = 4;
 /// A process that is left out is looked at again after so many windows.
 const SKIPPED_WINDOWS: u32 = 8;
 /// An owner that was not switched for so many windows is idle.
 const IDLE_WINDOWS: u32 = 2;
 /// The thread ends: bits of `task_struct.__state` (include/linux/sched.h).
 const TASK_DEAD: u32 = 0x80;
-/// Stacks of code without tables that a CPU copies in a window.
+/// Stacks of code without tables that a CPU copies in a window at least: a program that begins has some
+/// dozens before there are tables, and a first wait may last as long as the program.
 const RAW_PER_WINDOW: u32 = 16;
+/// Nanoseconds that one takes. Where the budget is for more, as many are copied.
+const RAW_NANOS: u32 = 30_000;
 /// No slot of a set.
 const NO_SLOT: u32 = u32::MAX;
 /// `Pace.walks` of a thread whose process is left out.
@@ -101,7 +111,7 @@ pub fn switched(context: BtfTracePointContext) -> i32 {
         end_wait(from_tid, FLAG_LATE);
     }
     let state = if preempted as u8 != 0 { 0 } else { state };
-    let weight = choose(from_tid, state, window, all.shift);
+    let weight = choose(from_tid, state, window, all);
     if weight != 0 {
         send_begin(&context, state, weight);
     }
@@ -281,7 +291,7 @@ fn send_end(tid: u32, flags: u8, began: u64, woken: u64, walk: u64) {
 /// switches do not need is a call: its variables are not on the stack while frames are walked, and
 /// where a return costs as much as all the rest (Safe RET), others do not pay for it.
 #[inline(always)]
-fn choose(tid: u32, state: u32, window: u32, shift: u32) -> u32 {
+fn choose(tid: u32, state: u32, window: u32, all: &mut CpuPace) -> u32 {
     let Some((set, way)) = slot_of(tid).or_else(|| taken_slot(tid, window)) else {
         return 0;
     };
@@ -301,17 +311,33 @@ fn choose(tid: u32, state: u32, window: u32, shift: u32) -> u32 {
         }
         turn(pace, window);
         block.turn();
+        // A block that was begun when it was walked often ends: what begins now may last.
+        if block.shift as u32 > favoured(pace, all) {
+            block.passed = block.length;
+        }
     }
     if pace.walks == LEFT_OUT {
         return 0;
     }
-    let shift = pace.shift as u32 + shift;
+    let shift = favoured(pace, all);
     // SAFETY: a helper without preconditions.
     let random = || unsafe { bpf_get_prandom_u32() };
     if !block.is_chosen(if shift > MAX_SHIFT { MAX_SHIFT } else { shift }, random) {
         return 0;
     }
+    all.favoured += (pace.walks < FEW_WALKS) as u32;
     1 << (block.shift as u32 & 31)
+}
+
+/// One of how many waits of a thread is chosen: of `2^shift`.
+#[inline(always)]
+fn favoured(pace: &Pace, all: &CpuPace) -> u32 {
+    let favour = match (pace.walks < FEW_WALKS, all.favoured < MOST_FAVOURED) {
+        (false, _) => 0,
+        (true, true) => MAX_SHIFT,
+        (true, false) => FAVOUR,
+    };
+    pace.shift as u32 + if all.shift > favour { all.shift - favour } else { 0 }
 }
 
 /// A slot for a thread that has none.
@@ -439,6 +465,7 @@ fn turn_cpu(pace: &mut CpuPace, window: u32) {
     pace.window = window;
     pace.spent = 0;
     pace.raw = 0;
+    pace.favoured = 0;
     pace.switches = 0;
 }
 
@@ -633,7 +660,8 @@ pub fn take_in(tid: u32) {
 #[inline(always)]
 fn may_copy(cpu: u32) -> bool {
     // SAFETY: a map value of this CPU.
-    OFF_CPU_PACES.get_ptr(cpu).is_some_and(|pace| unsafe { (*pace).raw } < RAW_PER_WINDOW)
+    let raw = OFF_CPU_PACES.get_ptr(cpu).map(|pace| unsafe { (*pace).raw });
+    raw.is_some_and(|raw| raw < RAW_PER_WINDOW || raw < wait_budget() / RAW_NANOS)
 }
 
 #[inline(always)]
