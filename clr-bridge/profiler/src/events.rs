@@ -190,6 +190,11 @@ impl Events {
         self.sampling.choose(key, monotonic_time())
     }
 
+    /// The same of an event that other keys' leave its budget.
+    pub fn choose_apart(&self, key: u64) -> u32 {
+        self.sampling.choose_apart(key, monotonic_time())
+    }
+
     /// The same of an allocated object that may be watched.
     pub fn choose_object(&self, key: u64) -> u32 {
         self.object_sampling.choose(key, monotonic_time())

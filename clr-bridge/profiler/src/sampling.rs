@@ -218,9 +218,19 @@ impl Sampling {
 
     /// How many events of this key the current one is to stand for; 0: it is not reported.
     pub fn choose(&self, key: u64, time: u64) -> u32 {
+        self.choose_with(key, time, Total::unpack(self.total.load(Ordering::Relaxed)).shift)
+    }
+
+    /// The same, whatever other keys have: of events of which there are some hundreds a second at most, and
+    /// of which the longest one counts. They are beyond what is stated for the longest burst.
+    pub fn choose_apart(&self, key: u64, time: u64) -> u32 {
+        self.choose_with(key, time, 0)
+    }
+
+    /// `more_shift`: blocks are so many powers of two longer.
+    fn choose_with(&self, key: u64, time: u64, more_shift: u32) -> u32 {
         let window = (time >> WINDOW_SHIFT) as u32 & 0xffff;
         let most = (self.rate.load(Ordering::Relaxed) / WINDOWS).clamp(2, 0x1ff);
-        let more_shift = Total::unpack(self.total.load(Ordering::Relaxed)).shift;
         let random = mix(self.random.fetch_add(1, Ordering::Relaxed) ^ time) as u32;
         let Some(place) = self.places.get(place_of(key)) else { return 0 };
         let next = |word| {
@@ -283,6 +293,24 @@ mod tests {
             total += u64::from(weight);
         }
         (rate * seconds, reports, total)
+    }
+
+    #[test]
+    fn a_flood_of_others_takes_nothing_from_what_is_chosen_apart() {
+        let sampling = Sampling::new();
+        let mut weights = Vec::new();
+        for number in 0..200_000u64 {
+            let time = SECOND + number * SECOND / 100_000;
+            for class in 0..50 {
+                sampling.choose(class, time);
+            }
+            if number % 250 == 0 {
+                weights
+                    .push((sampling.choose_apart(1 << 40, time), sampling.choose(1 << 41, time)));
+            }
+        }
+        assert!(weights.iter().all(|(apart, _)| *apart == 1));
+        assert!(weights.iter().any(|(_, beside)| *beside != 1));
     }
 
     #[test]

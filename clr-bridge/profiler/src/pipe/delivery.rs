@@ -163,7 +163,7 @@ fn collecting(session: &Session, id: u32, version: u32, data: &[u8]) {
 
 /// A pause for a collection is over.
 fn paused(session: &Session, pause: &Pause) {
-    let weight = session.events().choose(PAUSES);
+    let weight = session.events().choose_apart(PAUSES);
     if weight == 0 {
         return;
     }

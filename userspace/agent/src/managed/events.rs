@@ -250,6 +250,12 @@ impl Events {
 }
 
 impl Events {
+    /// Whether they are on their way: not reported yet, and not given up.
+    pub fn begin(&self) -> bool {
+        use Progress::{Asked, Attaching, Idle, Unmapped};
+        matches!(self.progress, Idle | Unmapped(_) | Attaching | Asked(_))
+    }
+
     /// Whether a probe is to be attached now.
     fn is_due(&self, now: Instant) -> bool {
         match self.progress {

@@ -548,7 +548,10 @@ impl Managed {
             return Some(self.turned + NEXT_TURN);
         }
         let awaited = self.targets.values().filter(|target| target.is_awaited);
-        awaited.map(|target| target.published + PUBLISH_AWAITED_AFTER).min()
+        let awaited = awaited.map(|target| target.published + PUBLISH_AWAITED_AFTER).min();
+        let begin =
+            !self.events.kinds.is_empty() && self.targets.values().any(Target::begins_events);
+        awaited.into_iter().chain(begin.then(|| self.turned + NEXT_TURN)).min()
     }
 
     /// The aggregate starts anew.

@@ -33,6 +33,8 @@ use crate::tables::store::Store;
 const EXPECTED: Duration = Duration::from_secs(10);
 /// How long after the last time a bridge that was overtaken by its process is expected again.
 const EXPECTED_AGAIN: Duration = Duration::from_secs(60);
+/// Events of a process begin so long after each step to that, or are not waited for.
+const EVENTS_BEGIN_WITHIN: Duration = Duration::from_secs(2);
 /// The interval at which a process's new code is published to the kernel.
 const PUBLISH_AFTER: Duration = Duration::from_millis(100);
 /// The same when stacks lead through it.
@@ -251,6 +253,18 @@ impl Target {
         std::mem::swap(&mut now.units, &mut self.units);
         now.units.clear();
         Some(std::mem::replace(self, now))
+    }
+
+    /// Whether its bridge may begin to report events at any moment: each step to that is a turn, and what
+    /// happens until then is missing.
+    pub fn begins_events(&self) -> bool {
+        match &self.state {
+            State::Attaching => {
+                self.reached.is_some_and(|reached| reached.elapsed() < EVENTS_BEGIN_WITHIN)
+            }
+            State::Attached(bridge) => self.events.begin() && bridge.age() < EVENTS_BEGIN_WITHIN,
+            State::Refused(_) | State::Ended => false,
+        }
     }
 
     /// Whether its bridge has not reported the existing code yet, or not all of that has been read.
