@@ -18,6 +18,7 @@ use strata_sandbox::opening::answers_locally;
 
 use crate::assume::Assumed;
 use crate::deadline::Deadline;
+use crate::profilers::STRATA_LIBRARY;
 use crate::root::{Root, RootError};
 use crate::socket::directory_of;
 use crate::switches::Switches;
@@ -250,9 +251,11 @@ const RANDOM_DIGITS: usize = 32;
 pub fn has_librarys_name(path: &std::path::Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let random = name.strip_prefix(NAME.0).and_then(|rest| rest.strip_suffix(NAME.1));
-    random.is_some_and(|random| {
-        random.len() == RANDOM_DIGITS && random.bytes().all(|digit| digit.is_ascii_hexdigit())
-    })
+    // The one that programs load when they start.
+    name == STRATA_LIBRARY
+        || random.is_some_and(|random| {
+            random.len() == RANDOM_DIGITS && random.bytes().all(|digit| digit.is_ascii_hexdigit())
+        })
 }
 
 /// No other process can create it first.
@@ -318,6 +321,7 @@ mod tests {
         let name = random_name().unwrap();
         let has_name = |path: &str| has_librarys_name(std::path::Path::new(path));
         assert!(has_name(&format!("/tmp/{name}")) && has_name(&name));
+        assert!(has_name("/run/strata/glibc/libstrata_clr.so"));
         assert!(!has_name("/tmp/.strata-clr-7c446c.so") && !has_name(&format!("/tmp/{name}.so")));
         assert!(!has_name("/") && !has_name(&format!("/tmp/{name}/libc.so")));
     }

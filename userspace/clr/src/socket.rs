@@ -40,6 +40,9 @@ pub enum SocketError {
     Directory(RootError),
     #[error("diagnostics are switched off by {0} in its environment; start it without that")]
     SwitchedOff(String),
+    /// A profiler that is attached would be loaded all the same.
+    #[error("profilers are switched off by {0} in its environment; start it without that")]
+    ProfilersOff(String),
     #[error(
         "no diagnostics socket dotnet-diagnostic-{inner_pid}-*-socket in its {directory}: switched off in its code or configuration, deleted, or the runtime has only just begun to start"
     )]
@@ -53,7 +56,9 @@ pub enum SocketError {
     #[error("{name} belongs to user {owner}, who is not the process's user {user}")]
     WrongOwner { name: String, owner: u32, user: u32 },
     /// A runtime binds its socket before it listens on it.
-    #[error("no process listens on {0}: the runtime has only just begun to start, or has ended")]
+    #[error(
+        "no process listens on {0}: the runtime has only just begun to start, has ended, or has executed itself anew and found its socket's name taken (with the variables of `strata env` it needs no socket)"
+    )]
     NotListening(String),
     #[error("{name} is listened on by process {peer}, not by process {pid}")]
     WrongPeer { name: String, peer: i32, pid: u32 },
@@ -137,6 +142,11 @@ pub fn find(
         for name in candidates.iter().filter(|name| listening.contains(name)) {
             keep(root, name)?;
         }
+    }
+    if let (None, Some(variable)) =
+        (switches.socket_switched_off(), switches.profilers_switched_off())
+    {
+        return Err(SocketError::ProfilersOff(variable));
     }
     match (found.is_empty(), refused, switches.socket_switched_off()) {
         (false, ..) => Ok(found),
