@@ -6,11 +6,19 @@
 //! symbols that were known late; numbers are sixteen hexadecimal digits and only grow. `lock` is
 //! held by the writer.
 
-use std::fs::{DirEntry, File, Metadata};
-use std::os::unix::fs::MetadataExt;
+use std::fs::{DirEntry, File, Metadata, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::StoreError;
+
+/// How a file of a store is created: private to its user, because the directory may be an existing one
+/// that others may read.
+pub(crate) fn creating() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.create(true).mode(0o600);
+    options
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {

@@ -11,7 +11,7 @@ mod recovery;
 mod retention;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use strata_profile::Profile;
 
 use crate::body::{Facts, MOST_WIDTH};
-use crate::directory::Name;
+use crate::directory::{Name, creating};
 use crate::error::StoreError;
 use crate::late::Summary;
 use crate::merging;
@@ -455,7 +455,7 @@ fn settled(options: Options) -> Options {
 
 fn lock(directory: &Path) -> Result<File, StoreError> {
     let path = directory.join("lock");
-    let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+    let open = creating().read(true).write(true).truncate(false).open(&path);
     let mut file = open.map_err(StoreError::io("open", &path))?;
     match file.try_lock() {
         Ok(()) => {

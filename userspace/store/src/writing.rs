@@ -17,6 +17,7 @@ use strata_profile::Profile;
 
 use crate::body::{self, Facts};
 use crate::dictionary::Dictionary;
+use crate::directory::creating;
 use crate::error::{Damage, StoreError};
 use crate::record::{self, FILE_START, Header, Kind};
 use crate::segment::{Entry, Member, Segment, put_members, read_record};
@@ -92,7 +93,7 @@ impl SegmentWriter {
     }
 
     pub(crate) fn create(path: &Path) -> Result<Self, StoreError> {
-        let open = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path);
+        let open = creating().read(true).write(true).truncate(true).open(path);
         let mut file = open.map_err(StoreError::io("create", path))?;
         file.write_all(&FILE_START).map_err(StoreError::io("write", path))?;
         Ok(Self {

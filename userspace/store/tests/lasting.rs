@@ -2,11 +2,12 @@
 
 mod support;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use strata_store::{Options, Selection, Store, StoreError};
-use support::{HOUR, SECOND, START, counts, head, options, profile, store};
+use support::{HOUR, SECOND, START, counts, head, late, options, profile, store};
 
 fn files(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let files = std::fs::read_dir(directory).unwrap().map(|file| file.unwrap().path());
@@ -63,6 +64,28 @@ fn a_write_cut_off_at_any_byte_costs_only_its_own_record() {
         let start = START + 9 * SECOND;
         store.append(&head("shop", start), &profile(&[("later", 8)]), start).unwrap();
         assert_eq!(all(directory.path()), expected + 8);
+    }
+}
+
+#[test]
+fn only_its_user_reads_a_store_in_a_directory_that_was_there_already() {
+    let directory = tempfile::tempdir().unwrap();
+    let open_to_all = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(directory.path(), open_to_all).unwrap();
+    let mut store = store(directory.path());
+    let (profile, symbol) = late(7, START);
+    for minute in 0..6 * 60 {
+        let start = START + minute * 60 * SECOND;
+        store.append(&head("shop", start), &profile, start).unwrap();
+        store.tend(start).unwrap();
+    }
+    store.name_late(&[symbol]).unwrap();
+    for ending in ["open", "seg", "merged", "rollup", "names"] {
+        with_ending(directory.path(), ending);
+    }
+    for (path, _) in files(directory.path()) {
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{}", path.display());
     }
 }
 

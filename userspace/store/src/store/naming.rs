@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::Path;
 
 use super::{Store, remove};
-use crate::directory::Name;
+use crate::directory::{Name, creating};
 use crate::error::StoreError;
 use crate::late::{self, Batch, LateSymbol, MOST_RAW, MOST_RECORD, Summary};
 use crate::record::FILE_START;
@@ -171,7 +171,7 @@ impl Store {
 
 /// Appends a record to a file, which is new if it has no length. Returns how long it is then.
 fn append(path: &Path, before: Summary, record: &[u8]) -> Result<u64, StoreError> {
-    let open = OpenOptions::new().append(true).create(true).open(path);
+    let open = creating().append(true).open(path);
     let mut file = open.map_err(StoreError::io("open", path))?;
     let start = if before.length == 0 { &FILE_START[..] } else { &[] };
     let bytes = [start, record].concat();
