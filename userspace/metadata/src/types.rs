@@ -111,9 +111,6 @@ pub(crate) fn switch(known: &Known<'_>, choice: &Choice, defaults: Kinds) -> Swi
     let master = |name| (choice.enabled != Some(true)).then_some(name);
     for (kind, because) in Kind::ALL.into_iter().zip(&mut switched.because) {
         let info = kind.info();
-        if info.pyroscope_switches.is_empty() && info.datadog_switches.is_empty() {
-            continue;
-        }
         let pyroscope = family(known, master(PYROSCOPE_PROFILING_ENABLED), info.pyroscope_switches);
         let datadog = family(known, master(DD_PROFILING_ENABLED), info.datadog_switches);
         // The first of two equal ones: Pyroscope's.

@@ -46,6 +46,26 @@ fn a_master_switch_that_is_off_switches_everything_off() {
 }
 
 #[test]
+fn a_master_switch_decides_on_kinds_without_a_variable_of_their_own_only_where_it_is_off() {
+    let own = types(&[Kind::OffCpu, Kind::WaitHandles]);
+    let of = |variable: &str, defaults| {
+        let facts =
+            Facts { environment: Environment::new(variable.as_bytes()), ..Facts::default() };
+        identify(&facts, &Choice::default(), defaults).types
+    };
+    for master in ["DD_PROFILING_ENABLED", "PYROSCOPE_PROFILING_ENABLED"] {
+        let off = of(&format!("{master}=false"), own);
+        assert!(off.on.is_empty(), "{master}: {:?}", off.on);
+        assert_eq!(off.because(Kind::OffCpu), Because::Variable(master));
+        for value in ["true", "auto"] {
+            let variable = format!("{master}={value}");
+            assert_eq!(of(&variable, own).on, own, "{variable}");
+            assert!(of(&variable, Kinds::NONE).on.is_empty(), "{variable}");
+        }
+    }
+}
+
+#[test]
 fn a_master_switch_that_is_on_leaves_the_types_as_they_are() {
     assert_eq!(on(&["DD_PROFILING_ENABLED=true"]), ["cpu", "exceptions"]);
     assert_eq!(
