@@ -260,6 +260,20 @@ impl<'a> Layers<'a> {
         self.problem(message, value.origin.clone(), shown, hint.map(str::to_owned));
     }
 
+    /// Notes once that nothing in this table can be used.
+    pub fn refuse_below(&mut self, table: &str, message: &str) {
+        let mut entries: Vec<&mut Entry> = self
+            .entries
+            .iter_mut()
+            .filter(|entry| below(&entry.path, &[table]).is_some())
+            .collect();
+        entries.iter_mut().for_each(|entry| entry.used = true);
+        let Some(first) = entries.iter().min_by_key(|entry| entry.offset) else { return };
+        let (origin, offset) = (first.origin.clone(), first.offset);
+        let shown = matches!(origin, Origin::File { .. }).then(|| excerpt(self.text, offset, true));
+        self.problem(format!("{table}: {message}"), origin, shown, None);
+    }
+
     /// Only variables of agents have values below a path.
     pub fn all_below_are_variables(&self, path: &[&str]) -> bool {
         let mut entries = self.entries.iter().filter(|entry| below(&entry.path, path).is_some());

@@ -31,7 +31,7 @@ pub use layers::{Flag, Inputs, Shown};
 pub use origin::{Origin, Sourced};
 pub use problem::Problem;
 pub use secret::Secret;
-pub use settings::{Configuration, Loaded, check, load};
+pub use settings::{Configuration, Loaded, check, load, status_socket};
 
 /// Every setting, with its default and what it does.
 pub const EXAMPLE: &str = include_str!("../strata.example.toml");

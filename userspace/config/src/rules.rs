@@ -70,6 +70,11 @@ impl Decision {
 
 pub(crate) fn read(layers: &mut Layers<'_>) -> Vec<Rule> {
     let numbers = layers.below(&["rule"]);
+    if numbers.iter().any(|number| number.parse::<usize>().is_err()) {
+        let message = "rules are a list: write `[[rule]]` instead of `[rule]`";
+        layers.refuse_below("rule", message);
+        return Vec::new();
+    }
     numbers.iter().map(|number| rule(layers, number)).collect()
 }
 

@@ -136,8 +136,20 @@ pub fn check(inputs: &Inputs<'_>) -> Vec<Problem> {
     load(inputs).err().unwrap_or_default()
 }
 
+/// The status socket alone, for finding a daemon that runs although the configuration has problems
+/// by now: a file that cannot be parsed sets nothing. `None`: the daemon serves no status.
+pub fn status_socket(inputs: &Inputs<'_>) -> Option<PathBuf> {
+    read_status_socket(&mut Layers::new(inputs, Vec::new())).value
+}
+
+fn read_status_socket(layers: &mut Layers<'_>) -> Sourced<Option<PathBuf>> {
+    layers.get(&["metrics", "socket"], Some(PathBuf::from("/run/strata/status.sock")))
+}
+
 /// With less than this there is no room for tables.
 const LEAST_MEMORY: Bytes = Bytes(64_000_000);
+/// Profiles may be this old by the time they are stored, and the store refuses those beyond its age.
+const LEAST_AGE: Duration = Duration::from_secs(60);
 
 fn read(layers: &mut Layers<'_>) -> Configuration {
     let frequencies = sampled_by_clocks().map(|(kind, rate)| {
@@ -183,20 +195,29 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
         store: Store {
             enabled: layers.get(&["store", "enabled"], true),
             path: layers.get(&["store", "path"], PathBuf::from("/var/lib/strata/store")),
-            age: layers.get(&["store", "age"], Duration::from_secs(7 * 86_400)),
+            age: store_age(layers),
             size: layers.get(&["store", "size"], Bytes(1_000_000_000)),
             timestamps: layers.get(&["store", "timestamps"], false),
         },
         containers: containers(layers),
         metrics: layers
             .get(&["metrics", "address"], Some(SocketAddr::from(([127, 0, 0, 1], 9464)))),
-        status_socket: layers
-            .get(&["metrics", "socket"], Some(PathBuf::from("/run/strata/status.sock"))),
+        status_socket: read_status_socket(layers),
         log_target,
         log_level: layers.get(&["log", "level"], LogLevel::Info),
         exporters: exporters::read(layers),
         rules: rules::read(layers),
     }
+}
+
+fn store_age(layers: &mut Layers<'_>) -> Sourced<Duration> {
+    let path = ["store", "age"];
+    let age = layers.get(&path, Duration::from_secs(7 * 86_400));
+    if age.value < LEAST_AGE {
+        let hint = Some("for no store: store.enabled = false");
+        layers.refuse(&path, &age, "at least 1m: profiles would be too old to be stored", hint);
+    }
+    age
 }
 
 /// Where Kubernetes puts what a pod needs to talk to it.

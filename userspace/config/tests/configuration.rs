@@ -276,6 +276,27 @@ fn no_type_at_all_leaves_it_to_rules_and_variables() {
 }
 
 #[test]
+fn an_age_at_which_nothing_is_stored_is_refused() {
+    let text = only_problem("[store]\nage = \"0s\"\n");
+    assert!(text.starts_with("strata.toml:2:1: store.age: at least 1m"), "{text}");
+    assert!(text.ends_with("-> for no store: store.enabled = false"), "{text}");
+    assert!(file("[store]\nage = \"1m\"\n").configuration.store.enabled.value);
+}
+
+#[test]
+fn a_rule_that_is_no_list_is_refused_with_what_to_write() {
+    for rule in [
+        "[rule]\nname = \"a\"\nmatch = { exe = \"*\" }\nenable = false\n",
+        "[rule]\n[rule.match]\nexe = \"*\"\n",
+        "[rule.web]\nmatch = { exe = \"*\" }\n",
+    ] {
+        let text = only_problem(rule);
+        assert!(text.contains(": rule: rules are a list: write `[[rule]]`"), "{text}");
+        assert!(text.starts_with("strata.toml:2:") || text.starts_with("strata.toml:3:"), "{text}");
+    }
+}
+
+#[test]
 fn a_file_that_is_no_toml_is_shown_where_it_breaks() {
     let text = only_problem("[sampling]\nfrequency = = 1\n");
     assert!(text.starts_with("strata.toml:2:13: "), "{text}");

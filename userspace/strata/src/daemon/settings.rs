@@ -10,6 +10,7 @@ use strata_export::datadog::DEFAULT_SOCKET;
 use strata_kinds::{Frequencies, Kind, Kinds};
 
 use crate::doctor::NeedsRoot;
+use crate::printing::message;
 
 /// Read if it exists and no other file is given.
 pub const DEFAULT_FILE: &str = "/etc/strata/strata.toml";
@@ -37,22 +38,33 @@ impl Source {
 
     /// Reads everything again. The error lists all problems.
     pub fn load(&self) -> Result<Loaded> {
-        let environment: Vec<(String, String)> = std::env::vars_os()
-            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-            .collect();
         let path = self.path();
         let text = match &path {
             None => None,
             Some(path) => Some(read(path)?),
         };
-        let name = path.map(|path| path.display().to_string()).unwrap_or_default();
-        let file = text.as_deref().map(|text| (name.as_str(), text));
-        let agent_socket = is_socket(DEFAULT_SOCKET).then_some(DEFAULT_SOCKET);
-        let inputs = Inputs { file, environment: &environment, flags: &self.flags, agent_socket };
-        strata_config::load(&inputs).map_err(|problems| {
+        self.with_inputs(text.as_deref(), strata_config::load).map_err(|problems| {
             let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
             anyhow::anyhow!("the configuration has {}", listed(&problems))
         })
+    }
+
+    /// The status socket, whatever problems the rest of the configuration has; of a file that cannot
+    /// be read the default.
+    fn status_socket(&self) -> Option<PathBuf> {
+        let text = self.path().and_then(|path| read(&path).ok());
+        self.with_inputs(text.as_deref(), strata_config::status_socket)
+    }
+
+    /// `text`: of the file, if there is one.
+    fn with_inputs<T>(&self, text: Option<&str>, of: impl FnOnce(&Inputs<'_>) -> T) -> T {
+        let environment: Vec<(String, String)> = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect();
+        let name = self.shown();
+        let file = text.map(|text| (name.as_str(), text));
+        let agent_socket = is_socket(DEFAULT_SOCKET).then_some(DEFAULT_SOCKET);
+        of(&Inputs { file, environment: &environment, flags: &self.flags, agent_socket })
     }
 
     pub fn shown(&self) -> String {
@@ -77,14 +89,25 @@ pub fn store_directory(asked: Option<PathBuf>, file: Option<PathBuf>) -> Result<
     Ok(store.path.value)
 }
 
-/// The status socket of this host's daemon, likewise.
+/// The status socket of this host's daemon, likewise; but of a configuration with problems too: the
+/// daemon that runs may have read another.
 pub fn status_socket(asked: Option<PathBuf>, file: Option<PathBuf>) -> Result<PathBuf> {
     if let Some(path) = asked {
         return Ok(path);
     }
     let source = Source { file, flags: Vec::new() };
-    let loaded = source.load().context("--socket PATH names the daemon's socket itself")?;
-    match loaded.configuration.status_socket.value {
+    let socket = match source.load() {
+        Ok(loaded) => loaded.configuration.status_socket.value,
+        // Its socket is root's too.
+        Err(error) if error.is::<NeedsRoot>() => {
+            return Err(error.context("--socket PATH names the daemon's socket itself"));
+        }
+        Err(error) => {
+            message!("strata: {}", first_problem(&error.to_string()));
+            source.status_socket()
+        }
+    };
+    match socket {
         Some(path) => Ok(path),
         None => bail!("the daemon serves no status: metrics.socket is empty in its configuration"),
     }
@@ -93,6 +116,11 @@ pub fn status_socket(asked: Option<PathBuf>, file: Option<PathBuf>) -> Result<Pa
 /// Whether a process listens, or did, at a path.
 fn is_socket(path: &str) -> bool {
     std::fs::metadata(path).is_ok_and(|file| file.file_type().is_socket())
+}
+
+/// The first problem of an error of [`Source::load`], in one line.
+fn first_problem(error: &str) -> String {
+    error.lines().take(2).collect::<Vec<_>>().join(": ")
 }
 
 pub fn listed(problems: &[String]) -> String {
@@ -150,4 +178,39 @@ pub fn kept_times(configuration: &Configuration) -> Kinds {
     let stored = store.enabled.value && (store.timestamps.value || by_rule);
     let is_kept = stored || exports_times(configuration);
     Kinds::all().iter().filter(|kind| is_kept && kind.info().keeps_times).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_socket_is_found_although_the_configuration_has_problems() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("strata.toml");
+        let of = |text: &str| {
+            std::fs::write(&file, text).expect("it is written");
+            status_socket(None, Some(file.clone())).map_err(|error| error.to_string())
+        };
+        let default = PathBuf::from("/run/strata/status.sock");
+        let own = PathBuf::from("/run/own.sock");
+        assert_eq!(of("[metrics]\nsocket = \"/run/own.sock\"\ncolour = 1\n"), Ok(own.clone()));
+        assert_eq!(of("memory_limit = 1\n"), Ok(default.clone()));
+        assert_eq!(of("[metrics\nsocket = \"/run/own.sock\"\n"), Ok(default.clone()));
+        let none = of("[metrics]\nsocket = \"\"\ncolour = 1\n");
+        assert!(none.is_err_and(|error| error.contains("serves no status")));
+        std::fs::remove_file(&file).expect("it is there");
+        assert_eq!(status_socket(None, Some(file)).ok(), Some(default));
+    }
+
+    #[test]
+    fn a_problem_is_one_line_with_its_place() {
+        let problems = ["a.toml:2:1: unknown key\n2 | colour = 1".to_owned()];
+        let error = format!("the configuration has {}", listed(&problems));
+        assert_eq!(
+            first_problem(&error),
+            "the configuration has a problem: a.toml:2:1: unknown key"
+        );
+        assert_eq!(first_problem("it cannot be read"), "it cannot be read");
+    }
 }
