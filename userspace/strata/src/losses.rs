@@ -255,6 +255,14 @@ pub fn advice(cause: &str, running: Running) -> Option<&'static str> {
     }
 }
 
+/// The names of all causes.
+pub fn causes() -> impl Iterator<Item = &'static str> {
+    let bridge = of_bridge().map(|(_, events)| events.dropped);
+    let is_loss = |end: &End| !matches!(end, End::Complete | End::KernelOnly);
+    let ends = End::ALL.into_iter().filter(is_loss).map(cause_of);
+    CAUSES.iter().map(|cause| cause.name).chain(bridge).chain(ends)
+}
+
 /// Every loss that is not zero. `ends` counts how stacks ended, `unnamed` the addresses without a
 /// symbol.
 pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Loss> {
@@ -396,12 +404,8 @@ mod tests {
         let text = include_str!("../../../docs/metrics.md");
         let (_, table) =
             text.split_once("| cause | what it is | what to do |\n|---|---|---|\n").expect("it");
-        let bridge = of_bridge().map(|(_, events)| events.dropped);
-        let is_loss = |end: &End| !matches!(end, End::Complete | End::KernelOnly);
-        let ends = End::ALL.into_iter().filter(is_loss).map(cause_of);
-        let all = CAUSES.iter().map(|cause| cause.name).chain(bridge).chain(ends);
         let mut expected = String::new();
-        for cause in all {
+        for cause in causes() {
             let text = explained(cause).unwrap_or_default();
             let advice = advice(cause, Running::Daemon).unwrap_or_default();
             expected += &format!("| `{cause}` | {text} | {advice} |\n").replace("|  |", "| |");

@@ -23,7 +23,10 @@ pub struct Row {
     pub thread: ThreadId,
     pub stack: StackId,
     pub labels: LabelsId,
-    /// How many events the samples stand for.
+    /// How many there are. Those without labels of a kind that measures nothing are not counted apart
+    /// from their weight, which is 1 each.
+    pub samples: u64,
+    /// How many events they stand for.
     pub weight: u64,
     /// The sum of what they measured.
     pub value: u64,
@@ -53,6 +56,8 @@ struct Count {
 #[derive(Clone, Copy, Default)]
 struct Detail {
     labels: LabelsId,
+    /// Where the row is one sample in time, 0.
+    samples: u32,
     value: u64,
 }
 
@@ -145,6 +150,7 @@ impl OfKind {
         if self.measures || added.labels != LabelsId::NONE {
             let detail = self.details.entry(key).or_default();
             detail.labels = added.labels;
+            detail.samples = detail.samples.saturating_add(1);
             detail.value = detail.value.saturating_add(added.value);
         }
         if let Some(times) = &mut self.times {
@@ -175,8 +181,9 @@ impl OfKind {
         self.counts.iter().map(|(key, &Count { thread, stack, weight })| {
             // Most kinds have no entry at all: no look-up.
             let detail = if self.details.is_empty() { None } else { self.details.get(key) };
-            let Detail { labels, value } = detail.copied().unwrap_or_default();
-            Row { kind: self.kind, thread, stack, labels, weight, value }
+            let samples = detail.map_or(weight, |detail| detail.samples.into());
+            let Detail { labels, value, .. } = detail.copied().unwrap_or_default();
+            Row { kind: self.kind, thread, stack, labels, samples, weight, value }
         })
     }
 
@@ -185,7 +192,8 @@ impl OfKind {
         times.flat_map(|times| {
             times.moments.iter().enumerate().map(|(at, &Moment { thread, stack, time })| {
                 let detail = times.details.get(at).copied();
-                let (Detail { labels, value }, weight) = detail.unwrap_or((Detail::default(), 1));
+                let (Detail { labels, value, .. }, weight) =
+                    detail.unwrap_or((Detail::default(), 1));
                 Tick { kind: self.kind, thread, stack, time, labels, weight, value }
             })
         })
@@ -215,7 +223,7 @@ impl Times {
         let Sample { labels, weight, value, .. } = *added;
         if weight != 1 || value != 0 || labels != LabelsId::NONE {
             self.details.resize(self.moments.len(), (Detail::default(), 1));
-            self.details.push((Detail { labels, value }, weight));
+            self.details.push((Detail { labels, samples: 0, value }, weight));
         }
         self.moments.push(moment);
     }

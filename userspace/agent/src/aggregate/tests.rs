@@ -78,6 +78,25 @@ fn samples_with_other_labels_are_other_rows() {
 }
 
 #[test]
+fn a_row_has_as_many_samples_as_were_added_whatever_they_stand_for() {
+    let space = Space::default();
+    let mut aggregate = Aggregate::new(Kinds::NONE);
+    for kind in [Kind::Cpu, Kind::OffCpu, Kind::Exceptions] {
+        let labels = match kind {
+            Kind::Exceptions => aggregate.labels(&[("exception type", "Sold")]),
+            _ => LabelsId::NONE,
+        };
+        let weight = if kind == Kind::Cpu { 1 } else { 50 };
+        for _ in 0..3 {
+            aggregate.add(&Sample { labels, weight, ..sample(kind, WORDS, &space) });
+        }
+    }
+    let rows = aggregate.rows().map(|row| (row.kind, row.samples, row.weight));
+    let expected = [(Kind::Cpu, 3, 3), (Kind::OffCpu, 3, 150), (Kind::Exceptions, 3, 150)];
+    assert_eq!(rows.collect::<Vec<_>>(), expected);
+}
+
+#[test]
 fn a_snapshot_replaces_the_one_before_of_its_process_alone() {
     let space = Space::default();
     let mut aggregate = Aggregate::new(Kind::ALL.into_iter().collect());

@@ -490,6 +490,11 @@ impl Engine {
         self.programs.sampler_use()
     }
 
+    /// The time that all BPF programs have taken so far, if the kernel counts run times.
+    pub fn run_time_so_far(&self) -> Duration {
+        self.programs.run_time()
+    }
+
     /// Notes the resources that the BPF programs have used so far.
     pub fn note_kernel_use(&mut self) {
         match introspect::of_this_process() {

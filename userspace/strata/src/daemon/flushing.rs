@@ -58,9 +58,9 @@ struct Group {
 }
 
 impl Group {
-    /// How many events of these kinds were sampled.
+    /// How many samples of these kinds there are.
     fn samples(&self, kinds: Kinds) -> u64 {
-        self.rows.iter().filter(|row| kinds.contains(row.kind)).map(|row| row.weight).sum()
+        self.rows.iter().filter(|row| kinds.contains(row.kind)).map(|row| row.samples).sum()
     }
 
     fn kinds(&self) -> Kinds {

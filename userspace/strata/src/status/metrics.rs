@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use strata_export::queue::Drops;
+
 use super::{Exporter, FileExporter, Status};
+use crate::losses;
 
 /// One metric of `/metrics`, with its values.
 struct Metric<'a> {
@@ -46,7 +49,7 @@ fn sampling(status: &Status) -> impl Iterator<Item = Single> {
         (
             "samples_total",
             COUNTER,
-            "Samples that became part of a profile.",
+            "Samples that became part of a profile, each counted once.",
             status.sampling.samples as f64,
         ),
         (
@@ -257,10 +260,10 @@ fn itself(status: &Status) -> impl Iterator<Item = Single> {
         (
             "bpf_run_seconds_total",
             COUNTER,
-            "Time the sampler spent in the kernel.",
+            "Time all of strata's BPF programs spent in the kernel.",
             status.cpu_seconds.bpf,
         ),
-        ("bpf_runs_total", COUNTER, "Runs of the sampler.", status.bpf_runs as f64),
+        ("bpf_runs_total", COUNTER, "Runs of the CPU sampler, one of these programs.", status.bpf_runs as f64),
         (
             "silent_disks",
             GAUGE,
@@ -301,6 +304,16 @@ fn itself(status: &Status) -> impl Iterator<Item = Single> {
     .into_iter()
 }
 
+/// Counts by cause, with 0 for known causes that have none: Prometheus' `increase` misses the first
+/// count of a series that begins with it.
+fn of_causes(
+    known: impl IntoIterator<Item = &'static str>,
+    counts: &BTreeMap<String, u64>,
+) -> BTreeMap<&str, u64> {
+    let zeros = known.into_iter().map(|cause| (cause, 0));
+    zeros.chain(counts.iter().map(|(cause, count)| (cause.as_str(), *count))).collect()
+}
+
 fn labelled(status: &Status) -> [Metric<'_>; 5] {
     let of = |pairs: &[(&str, f64)]| {
         pairs.iter().map(|(name, value)| (vec![("of", (*name).to_owned())], *value)).collect()
@@ -331,7 +344,10 @@ fn labelled(status: &Status) -> [Metric<'_>; 5] {
             name: "losses_total",
             kind: COUNTER,
             help: "What is missing from profiles, by cause.",
-            values: by("cause", &status.sampling.losses),
+            values: of_causes(losses::causes(), &status.sampling.losses)
+                .into_iter()
+                .map(|(cause, count)| (vec![("cause", cause.to_owned())], count as f64))
+                .collect(),
         },
         Metric {
             name: "shed_total",
@@ -409,10 +425,11 @@ fn exporters(all: &[Exporter]) -> Vec<Metric<'_>> {
                 .collect(),
         })
         .collect();
+    let causes = Drops::default().by_cause().map(|(cause, _)| cause);
     let drops = all.iter().flat_map(|exporter| {
-        exporter.dropped.iter().map(|(cause, count)| {
-            let labels = vec![("exporter", exporter.name.clone()), ("cause", cause.clone())];
-            (labels, *count as f64)
+        of_causes(causes, &exporter.dropped).into_iter().map(|(cause, count)| {
+            let labels = vec![("exporter", exporter.name.clone()), ("cause", cause.to_owned())];
+            (labels, count as f64)
         })
     });
     metrics.push(Metric {
@@ -486,6 +503,30 @@ mod tests {
             "# HELP strata_x_total Things.\n# TYPE strata_x_total counter\n\
              strata_x_total{exporter=\"a\\\"b\\n\"} 3\n"
         );
+    }
+
+    #[test]
+    fn counters_of_known_causes_begin_with_zero() {
+        let mut status = Status::default();
+        let name = "all".to_owned();
+        status.exporters.push(Exporter { name, ..Exporter::default() });
+        status.exporters[0].dropped.insert("too_old".to_owned(), 3);
+        status.sampling.losses.insert("lost_events".to_owned(), 2);
+        let text = text(&status);
+        for line in [
+            "strata_losses_total{cause=\"ring_full\"} 0\n",
+            "strata_losses_total{cause=\"lost_events\"} 2\n",
+            "strata_losses_total{cause=\"heap_dropped\"} 0\n",
+            "strata_losses_total{cause=\"stack_no_mapping\"} 0\n",
+            "strata_exporter_dropped_total{exporter=\"all\",cause=\"no_spool\"} 0\n",
+            "strata_exporter_dropped_total{exporter=\"all\",cause=\"too_old\"} 3\n",
+        ] {
+            assert_eq!(text.matches(line).count(), 1, "{line} in\n{text}");
+        }
+        for cause in losses::causes() {
+            let line = format!("strata_losses_total{{cause=\"{cause}\"}} ");
+            assert_eq!(text.matches(&line).count(), 1, "{line}");
+        }
     }
 
     /// Names and texts with their values and labels left out.

@@ -321,7 +321,7 @@ pub struct CpuSeconds {
     pub helpers: f64,
     /// Part of `own`: the sampling loop, busy with flushes.
     pub flushes: f64,
-    /// The sampler, in the kernel.
+    /// All BPF programs, in the kernel.
     pub bpf: f64,
 }
 

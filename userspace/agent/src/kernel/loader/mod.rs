@@ -14,6 +14,7 @@ use std::borrow::Cow;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use aya::maps::{Array, ArrayOfMaps, HashMap, IterableMap, Map, MapData, MapError, RingBuf};
 use aya::programs::{BtfTracePoint, PerfEvent, Program, ProgramError, RawTracePoint};
@@ -443,6 +444,15 @@ impl Programs {
     pub fn sampler_use(&self) -> Option<ProgramUse> {
         let program = self.ebpf.program(SAMPLER)?;
         introspect::of_program(program.fd().ok()?.as_fd()).ok()
+    }
+
+    /// The time that all loaded programs have taken so far, if run times are counted.
+    pub fn run_time(&self) -> Duration {
+        let loaded = self.ebpf.programs().filter_map(|(_, program)| program.fd().ok());
+        loaded
+            .filter_map(|program| introspect::of_program(program.as_fd()).ok())
+            .map(|used| used.run_time)
+            .sum()
     }
 
     /// How often the sampler has run on each CPU that it is to sample.

@@ -173,6 +173,7 @@ mod tests {
 
     use super::super::Settings;
     use super::*;
+    use crate::kernel::introspect;
 
     /// A thread that waits for a message, reports that it has one, and waits for the next.
     fn waiting_thread() -> (u32, Sender<()>, Receiver<()>) {
@@ -254,6 +255,18 @@ mod tests {
         };
         assert!(ended(&is_own) && ended(&is_other));
         assert!(programs.count_of_waits(Counter::Crowded as usize) > 0);
+    }
+
+    /// Needs root, and loads the programs.
+    #[test]
+    fn the_time_of_all_programs_is_counted_and_not_the_samplers_alone() {
+        let _statistics = introspect::enable_run_time_stats().expect("as root");
+        let mut programs = loaded();
+        programs.start_off_cpu().expect("they are attached");
+        std::thread::sleep(Duration::from_millis(20));
+        let sampler = programs.sampler_use().expect("it is loaded");
+        assert_eq!(sampler.run_time, Duration::ZERO, "it is not started");
+        assert!(programs.run_time() > Duration::ZERO);
     }
 
     /// Needs root, and loads the programs.

@@ -153,9 +153,10 @@ mod tests {
         Arc::new(ResolvedProcess { identity, decision, origin, labels: Vec::new() })
     }
 
-    fn group(thread: u32, weight: u64) -> Group {
+    fn group(thread: u32, samples: u64) -> Group {
         let (thread, stack, labels) = (ThreadId(thread), StackId(0), LabelsId::NONE);
-        let row = Row { kind: Kind::Wall, thread, stack, labels, weight, value: 0 };
+        let (kind, weight) = (Kind::Wall, 7 * samples);
+        let row = Row { kind, thread, stack, labels, samples, weight, value: 0 };
         Group { rows: vec![row], ticks: Vec::new() }
     }
 

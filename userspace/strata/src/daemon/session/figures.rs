@@ -15,7 +15,8 @@ const MOST_FILES: usize = 5;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SlowFigures {
     helper_seconds: f64,
-    sampler_seconds: f64,
+    /// Of all BPF programs.
+    bpf_seconds: f64,
     sampler_runs: u64,
     open_files: usize,
     /// Those of them that processes have mapped.
@@ -34,10 +35,7 @@ impl Daemon {
         let helper_seconds =
             helpers.iter().map(|helpers| helpers.processor_time.as_secs_f64()).sum::<f64>();
         SlowFigures {
-            sampler_seconds: sampler
-                .as_ref()
-                .map_or(0.0, |used| used.run_time.as_secs_f64())
-                .max(before.sampler_seconds),
+            bpf_seconds: self.engine.run_time_so_far().as_secs_f64().max(before.bpf_seconds),
             sampler_runs: sampler.map_or(0, |used| used.run_count).max(before.sampler_runs),
             helper_seconds: helper_seconds.max(before.helper_seconds),
             open_files: count("/proc/self/fd"),
@@ -81,7 +79,7 @@ impl Daemon {
                 own: own_seconds(),
                 helpers: self.slow.figures.helper_seconds,
                 flushes: self.flusher.tally.nanos as f64 / 1e9,
-                bpf: self.slow.figures.sampler_seconds,
+                bpf: self.slow.figures.bpf_seconds,
             },
             bpf_runs: self.slow.figures.sampler_runs,
             open_files: self.slow.figures.open_files,
