@@ -1,11 +1,11 @@
 //! Groups a result's value by service, label, process, thread or container.
 //!
-//! Services and labels are queried one by one, because a merged result does not record the service
-//! of a sample; processes, threads and containers are labels of samples.
+//! Services and labels of profiles are queried one by one, because a merged result does not record
+//! the service of a sample; processes, threads, containers and further labels are labels of samples.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use strata_profile::{Identity, LabelsId, Profile};
+use strata_profile::{LabelValue, LabelsId, Profile};
 use strata_store::{Detail, Exactly, Holding, Selection};
 
 use super::{QueryError, Result, Store, Whose, Window, sample_type};
@@ -17,7 +17,8 @@ pub enum By {
     Pid,
     Thread,
     Container,
-    /// A label of profiles; `None`: each set of labels.
+    /// A label of profiles, or of the samples of those that lack it; `None`: each set of labels of
+    /// profiles.
     Label(Option<String>),
 }
 
@@ -68,11 +69,16 @@ pub struct Table {
 }
 
 impl Table {
-    fn add(&mut self, profile: &Profile, shown: usize) {
-        if let Some(kind) = profile.sample_types.get(shown) {
-            profile.string(kind.name).clone_into(&mut self.sample_type);
-            profile.string(kind.unit).clone_into(&mut self.unit);
+    /// Notes the sample type of a part: values of several do not add up.
+    fn add(&mut self, profile: &Profile, shown: usize) -> Result<()> {
+        let Some(kind) = profile.sample_types.get(shown) else { return Ok(()) };
+        let (name, unit) = (profile.string(kind.name), profile.string(kind.unit));
+        if !self.sample_type.is_empty() && (&*self.sample_type, &*self.unit) != (name, unit) {
+            let known = format!("{}, {name}", self.sample_type);
+            return Err(QueryError::SeveralKinds { known });
         }
+        (self.sample_type, self.unit) = (name.to_owned(), unit.to_owned());
+        Ok(())
     }
 
     fn finish(mut self, sums: BTreeMap<String, i64>) -> Self {
@@ -89,38 +95,41 @@ impl Store {
     /// The value of a window, grouped by `by`.
     pub fn by(&self, whose: &Whose, window: Window, by: &By, value: Option<&str>) -> Result<Table> {
         match by {
-            By::Service => self.by_holding(whose, window, value, |holding| {
-                (holding.service.clone(), Exactly::Service(holding.service.clone()))
+            By::Service => self.by_holding(whose, window, by, value, |holding| {
+                (Some(holding.service.clone()), Exactly::Service(holding.service.clone()))
             }),
-            By::Label(Some(label)) => self.by_holding(whose, window, value, |holding| {
+            By::Label(Some(label)) => self.by_holding(whose, window, by, value, |holding| {
                 let found = holding.labels.iter().find(|(name, _)| name == label);
                 let found = found.map(|(_, value)| value.clone());
-                let name = found.clone().unwrap_or_else(|| format!("(no {label})"));
-                (name, Exactly::Label(label.clone(), found))
+                (found.clone(), Exactly::Label(label.clone(), found))
             }),
-            By::Label(None) => self.by_holding(whose, window, value, |holding| {
+            By::Label(None) => self.by_holding(whose, window, by, value, |holding| {
                 let pairs = holding.labels.iter().map(|(name, value)| format!("{name}={value}"));
                 let words: Vec<_> = pairs.collect();
                 let name = if words.is_empty() { "(no labels)".into() } else { words.join(" ") };
-                (name, Exactly::Labels(holding.labels.clone()))
+                (Some(name), Exactly::Labels(holding.labels.clone()))
             }),
             By::Pid | By::Thread | By::Container => self.by_sample(whose, window, by, value),
         }
     }
 
+    /// Of a part without a name the samples have names of their own.
     fn by_holding(
         &self,
         whose: &Whose,
         window: Window,
+        by: &By,
         value: Option<&str>,
-        key: impl Fn(&Holding) -> (String, Exactly),
+        key: impl Fn(&Holding) -> (Option<String>, Exactly),
     ) -> Result<Table> {
         let times = (Some(window.from), Some(window.to));
         let held = self.list(&whose.with_kind(), times, false)?;
-        let parts: BTreeSet<(String, Exactly)> = held.iter().map(key).collect();
+        let parts: BTreeSet<(Option<String>, Exactly)> = held.iter().map(key).collect();
         let (mut table, mut sums) = (Table::default(), BTreeMap::<String, i64>::new());
         for (name, part) in parts {
-            let exactly = |selection| Selection { exactly: Some(part.clone()), ..selection };
+            let detail = if name.is_some() { Detail::Lasting } else { Detail::All };
+            let exactly =
+                |selection| Selection { exactly: Some(part.clone()), detail, ..selection };
             let answer = match self.ask(&mut whose.clone(), window, exactly) {
                 Ok(answer) => answer,
                 Err(QueryError::Nothing { damaged, .. }) => {
@@ -129,11 +138,16 @@ impl Store {
                 }
                 Err(error) => return Err(error),
             };
-            let shown = sample_type(&answer.profile, value)?;
-            table.add(&answer.profile, shown);
+            let shown = one_sample_type(&answer.profile, value)?;
+            table.add(&answer.profile, shown)?;
             table.damaged = table.damaged.saturating_add(answer.damaged);
-            let sum = sums.entry(name).or_default();
-            *sum = sum.saturating_add(answer.profile.total(shown));
+            match name {
+                Some(name) => {
+                    let sum = sums.entry(name).or_default();
+                    *sum = sum.saturating_add(answer.profile.total(shown));
+                }
+                None => add_samples(&mut sums, &answer.profile, shown, by),
+            }
         }
         Ok(table.finish(sums))
     }
@@ -150,24 +164,49 @@ impl Store {
         let all = |selection| Selection { detail: Detail::All, ..selection };
         let answer = self.ask(&mut whose, window, all)?;
         let profile = &answer.profile;
-        let shown = sample_type(profile, value)?;
-        let mut names: BTreeMap<LabelsId, String> = BTreeMap::new();
-        let mut sums: BTreeMap<String, i64> = BTreeMap::new();
-        for sample in profile.samples() {
-            let value = sample.values.get(shown).copied().unwrap_or(0);
-            let name = names
-                .entry(sample.labels)
-                .or_insert_with(|| name_of(profile, profile.identity(sample.labels), by));
-            let sum = sums.entry(name.clone()).or_default();
-            *sum = sum.saturating_add(value);
-        }
+        let shown = one_sample_type(profile, value)?;
+        let mut sums = BTreeMap::new();
+        add_samples(&mut sums, profile, shown, by);
         let mut table = Table { damaged: answer.damaged, ..Table::default() };
-        table.add(profile, shown);
+        table.add(profile, shown)?;
         Ok(table.finish(sums))
     }
 }
 
-fn name_of(profile: &Profile, identity: Identity, by: &By) -> String {
+/// The column to add up: of several kinds it must be chosen.
+fn one_sample_type(profile: &Profile, value: Option<&str>) -> Result<usize> {
+    let kinds = profile.kinds();
+    match value {
+        None if kinds.iter().count() > 1 => {
+            Err(QueryError::SeveralKinds { known: kinds.to_string() })
+        }
+        value => sample_type(profile, value),
+    }
+}
+
+/// Adds every sample's value to the sum of its name.
+fn add_samples(sums: &mut BTreeMap<String, i64>, profile: &Profile, shown: usize, by: &By) {
+    let mut names: BTreeMap<LabelsId, String> = BTreeMap::new();
+    for sample in profile.samples() {
+        let value = sample.values.get(shown).copied().unwrap_or(0);
+        let name =
+            names.entry(sample.labels).or_insert_with(|| name_of(profile, sample.labels, by));
+        let sum = sums.entry(name.clone()).or_default();
+        *sum = sum.saturating_add(value);
+    }
+}
+
+fn name_of(profile: &Profile, labels: LabelsId, by: &By) -> String {
+    if let By::Label(Some(label)) = by {
+        let mut found = profile.labels(labels).iter();
+        let found = found.find(|found| profile.string(found.key) == label);
+        return match found.map(|found| found.value) {
+            Some(LabelValue::Text(text)) => profile.string(text).to_owned(),
+            Some(LabelValue::Number { value, .. }) => value.to_string(),
+            None => format!("(no {label})"),
+        };
+    }
+    let identity = profile.identity(labels);
     let number = |id: Option<u32>| id.map_or("?".to_owned(), |id| id.to_string());
     let (process, thread) = (profile.string(identity.process), profile.string(identity.comm));
     match by {

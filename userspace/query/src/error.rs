@@ -32,6 +32,8 @@ pub enum QueryError {
     Nothing { why: String, damaged: u64 },
     #[error("these profiles do not count `{asked}`; --value takes one of: {known}")]
     NoSuchValue { asked: String, known: String },
+    #[error("values of several kinds do not add up: choose one with --type ({known})")]
+    SeveralKinds { known: String },
 }
 
 fn with_semicolon(hint: Option<&str>) -> String {

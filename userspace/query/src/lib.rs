@@ -71,8 +71,10 @@ impl Window {
             "a clock time is of today: write the day too, as in `2026-01-31 14:30`"
         } else if to.is_none() {
             "it begins in the future, and its end is not given"
+        } else if begin == end {
+            "--from and --to are the same time"
         } else {
-            "write the earlier time first"
+            "--from is later than --to: write the earlier time first"
         };
         Self::new(begin, end).map_err(|error| error.with_hint(hint))
     }
@@ -251,7 +253,8 @@ mod tests {
     #[test]
     fn an_empty_time_says_what_is_wrong_with_it() {
         for (from, to, words) in [
-            (Some(When::At(9)), Some(When::At(7)), "the earlier time first"),
+            (Some(When::At(9)), Some(When::At(7)), "--from is later than --to: "),
+            (Some(When::At(9)), Some(When::At(9)), "are the same time"),
             (Some(When::At(NOW + 1)), None, "in the future"),
             (Some(When::Today(0)), Some(When::Ago(9 * 24 * DEFAULT_WINDOW)), "is of today"),
         ] {

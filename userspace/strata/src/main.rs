@@ -10,6 +10,7 @@ mod daemon;
 mod doctor;
 mod documents;
 mod environment;
+mod kind_files;
 mod losses;
 mod output;
 mod printing;
@@ -90,9 +91,13 @@ fn main() -> ExitCode {
         Command::Config(ConfigCommand::Check(args)) => daemon::check(&args.into()),
         Command::Config(ConfigCommand::Show(args)) => daemon::show(&args.into()),
         Command::Config(ConfigCommand::Example) => printing::print(strata_config::EXAMPLE),
-        Command::Convert(args) => {
-            convert::run(&args.input, &args.output, args.format.map(Into::into), args.frames.into())
-        }
+        Command::Convert(args) => convert::run(&convert::Question {
+            input: args.input,
+            output: args.output,
+            format: args.format.map(Into::into),
+            value: args.value,
+            shown: args.frames.into(),
+        }),
         Command::Query(args) => ask(*args),
         Command::Diff(args) => compare(*args),
         Command::Stacks(args) => stacks::run(&stacks::Question {

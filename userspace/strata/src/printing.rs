@@ -4,6 +4,7 @@
 //! (`2>&1 | head`), and neither a recording nor its command's exit status depends on it.
 
 use std::io::{ErrorKind, Write, stderr, stdout};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -37,6 +38,13 @@ pub(crate) use message;
 /// The same of a whole text, in one write: others write to a terminal too.
 pub fn message_text(text: &str) {
     let _ = stderr().write_all(text.as_bytes());
+}
+
+/// Reports a file that was written.
+pub fn written(path: &Path, bytes: u64) {
+    if path != Path::new("-") {
+        message!("{}  ({} KiB)", path.display(), bytes.div_ceil(1024));
+    }
 }
 
 /// Samples a second of a process without a rule, and the most that rules ask for.

@@ -291,6 +291,9 @@ fn what_is_not_there_is_explained() {
     says(&["query", "-s", "shop", "--value", "bytes"], "--value takes one of: samples, cpu");
     says(&["query", "-s", "shop", "--from", "tomorrow"], "`tomorrow` is no time");
     says(&["query", "-o", "all.svg"], "--service '*'");
+    says(&["query", "--by", "pid", "-o", "all.svg"], "--by prints a table");
+    says(&["query", "--tree", "-o", "all.svg"], "--tree prints a tree");
+    says(&["query", "-s", "shop", "--callers", "slow", "-o", "a.svg"], "--callers prints a tree");
     says(&["query", "--pid", "7"], "--service '*'");
     says(&["query", "--runtime-id", "shop-1.5", "--json"], "--service '*'");
     says(&["diff"], "--service NAME");
@@ -386,4 +389,87 @@ fn of_elapsed_time_an_answer_says_what_waits_and_in_which_call() {
     assert_eq!(json["waits"]["functions"][0]["name"], "waits");
     let (_, _, note) = strata(directory.path(), &[&asked[..], &["-o", "wall.json"]].concat());
     assert!(note.contains("keeps no times of wall samples"), "{note}");
+}
+
+/// A minute ago: a profile of CPU time with its main function, and one of elapsed time with two states.
+fn of_two_kinds(directory: &Path) {
+    let mut store = Store::open(directory, Options::default()).unwrap();
+    let start = now() - 60 * SECOND;
+    store.append(&head("shop", "1", start), &profile(&[("main;burns", 4)], 7), start).unwrap();
+    let mut builder = ProfileBuilder::of_kinds([Kind::Wall].into_iter().collect());
+    for (state, seconds) in [("running", 1), ("blocked", 3)] {
+        let frame = builder.frame(FrameKind::Native, "waits", "", "", 0);
+        let location = builder.location(0, None, &[frame]);
+        let stack = builder.stack(&[location]);
+        let value = LabelValue::Text(builder.string(state));
+        let state = Label { key: builder.string("state"), value };
+        let value = LabelValue::Number { value: 7, unit: StringId::default() };
+        let pid = Label { key: builder.string("pid"), value };
+        let labels = builder.labels(&[state, pid]);
+        builder.add_of(Kind::Wall, stack, labels, &[seconds * SECOND]);
+    }
+    let head = Head { kind: "wall".to_owned(), ..head("shop", "1", start) };
+    store.append(&head, &builder.finish(), start).unwrap();
+    store.tend(start).unwrap();
+}
+
+#[test]
+fn of_several_kinds_each_has_its_table_and_its_file() {
+    let directory = tempfile::tempdir().unwrap();
+    of_two_kinds(directory.path());
+    let asked = |further: &[&'static str]| {
+        [&["query", "-s", "shop", "--type", "cpu,wall"], further].concat()
+    };
+    let table = answer(directory.path(), &asked(&[]));
+    assert_eq!(line_with(&table, "burns")[0], "100.00%");
+    assert_eq!(line_with(&table, "waits"), ["100.0%", "waits"]);
+    assert!(table.contains(", cpu\n") && table.contains(", wall\n"), "{table}");
+    let tree = answer(directory.path(), &asked(&["--tree"]));
+    assert!(tree.contains("burns") && tree.contains("waits"), "{tree}");
+    let json = answer(directory.path(), &asked(&["--json"]));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["summary"]["top_functions"][0]["name"], "burns");
+    assert_eq!(json["kinds"][1]["type"], "wall");
+    assert_eq!(json["kinds"][1]["waits"]["functions"][0]["name"], "waits");
+
+    let files =
+        ["-o", "a.folded", "-o", "a.svg", "-o", "a.json.gz", "-o", "a.perf", "-o", "a.pb.gz"];
+    answer(directory.path(), &asked(&files));
+    let read = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();
+    assert!(read("a.cpu.folded").contains("burns") && !read("a.cpu.folded").contains("waits"));
+    assert!(read("a.wall.folded").contains("waits") && !read("a.wall.folded").contains("burns"));
+    assert!(read("a.wall.svg").contains("waits") && read("a.cpu.perf").contains("burns"));
+    assert!(directory.path().join("a.wall.json.gz").exists());
+    assert!(!directory.path().join("a.svg").exists());
+    let refused = refusal(directory.path(), &asked(&["-o", "-", "--format", "folded"]));
+    assert!(refused.contains("one kind with --type"), "{refused}");
+    let chosen = asked(&["-o", "-", "--format", "folded", "--value", "wall"]);
+    assert!(answer(directory.path(), &chosen).starts_with("waits "));
+    let refused = refusal(directory.path(), &asked(&["--by", "service"]));
+    assert!(refused.contains("choose one with --type (cpu, wall)"), "{refused}");
+
+    let diff = ["diff", "-s", "shop", "--type", "cpu,wall", "--baseline-from", "-5m"];
+    let (_, _, note) = strata(directory.path(), &diff);
+    assert!(note.contains("is compared; --type compares another kind"), "{note}");
+
+    answer(directory.path(), &["convert", "a.pb.gz", "b.folded"]);
+    assert_eq!(read("b.cpu.folded"), read("a.cpu.folded"));
+    assert_eq!(read("b.wall.folded"), read("a.wall.folded"));
+    answer(directory.path(), &["convert", "--value", "wall", "a.pb.gz", "c.folded"]);
+    assert_eq!(read("c.folded"), read("a.wall.folded"));
+}
+
+#[test]
+fn a_label_of_samples_groups_what_profiles_have_no_label_for() {
+    let directory = tempfile::tempdir().unwrap();
+    of_two_kinds(directory.path());
+    let by = |label: &str| {
+        let by = format!("label:{label}");
+        answer(directory.path(), &["query", "-s", "shop", "--type", "wall", "--by", &by])
+    };
+    assert_eq!(line_with(&by("state"), "blocked")[0], "75.00%");
+    assert_eq!(line_with(&by("state"), "running")[0], "25.00%");
+    assert_eq!(line_with(&by("pid"), "100.00%").last(), Some(&"7"));
+    assert_eq!(line_with(&by("version"), "100.00%").last(), Some(&"1"));
+    assert!(by("colour").contains("(no colour)"));
 }

@@ -27,7 +27,8 @@ Times: `now`; `-30m`, `-1h30m`, `-2d`, `-1w` from now; `14:30` today; `yesterday
 `2026-01-31 14:30[:15]` in local time; RFC 3339 (`2026-01-31T14:30:00Z`). A profile belongs to the
 time it began.
 Outputs by extension, as of `strata record`: .pb.gz .svg .folded .perf .json.gz. The last two show
-samples in time, if the daemon keeps that (`timestamps` in its configuration).
+samples in time, if the daemon keeps that (`timestamps` in its configuration). Of several kinds
+(--type cpu,wall) each has its own table, and its own file (flame.cpu.svg) where a file shows one.
 Two queries compared: `strata diff`.";
 
 #[derive(Debug, Args)]
@@ -50,7 +51,7 @@ pub struct QueryArgs {
     #[arg(long, help_heading = "What to write")]
     pub split_by_pid: bool,
     /// Show what used how much, the largest first: service, pid, thread, container, label (each set
-    /// of labels) or label:NAME (each value of one)
+    /// of labels) or label:NAME (each value of one, which may be a label of samples such as state)
     #[arg(long, value_name = "WHAT", value_parser = By::parse, help_heading = "What to show")]
     pub by: Option<By>,
     /// Show which functions call this one, as a tree: a name, a pattern (`*`), or a part of a name

@@ -180,6 +180,10 @@ pub struct ConvertArgs {
     /// The format to write, when the name does not tell
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<FormatArg>,
+    /// Which of the profile's values to show, such as samples or cpu [the main one; of several
+    /// kinds a file for each, such as app.cpu.svg]
+    #[arg(long, value_name = "NAME")]
+    pub value: Option<String>,
     /// Which frames a flame graph shows
     #[arg(long, value_name = "WHICH", default_value = "all")]
     pub frames: FramesArg,

@@ -13,7 +13,7 @@ use strata_store::Selection;
 
 use super::{ask, show};
 use crate::output;
-use crate::printing;
+use crate::printing::{self, message};
 use crate::user::User;
 use crate::view::Shown;
 
@@ -54,6 +54,14 @@ pub fn run(mut question: Question) -> Result<i32> {
     }
     let earlier = ask(&store, &mut before, before_window, detail)?;
     let shown = sample_type(&after.profile, question.value.as_deref())?;
+    if question.value.is_none()
+        && let Some(kind) = after.profile.kind_of(shown)
+    {
+        let others = after.profile.kinds().with(kind, false);
+        if !others.is_empty() {
+            message!("note: only {kind} is compared; --type compares another kind ({others})");
+        }
+    }
     let name = after.profile.sample_types.get(shown).map(|kind| after.profile.string(kind.name));
     let difference = Difference::between_shown(
         &earlier.profile,
@@ -69,7 +77,7 @@ pub fn run(mut question: Question) -> Result<i32> {
         let written = output::write(path, user.as_ref(), |out| {
             Ok(flamegraph::write_difference(&difference, &title, &subtitle, out)?)
         })?;
-        show::written(path, written);
+        printing::written(path, written);
     }
     if question.json {
         let functions: Vec<_> = difference.functions.iter().take(question.top).collect();

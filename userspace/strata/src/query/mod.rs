@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use serde_json::json;
+use strata_kinds::{Kind, Kinds};
 use strata_profile::text::sanitize_for_terminal;
 use strata_profile::{Format, Profile, WriteOptions};
 use strata_query::by::{By, Row};
@@ -20,6 +21,7 @@ use strata_query::when::{self, When};
 use strata_query::{DEFAULT_TYPE, QueryError, Store, Whose, Window, sample_type};
 use strata_store::{Answer, Detail, Holding, Selection};
 
+use crate::kind_files;
 use crate::output;
 use crate::printing::{self, message};
 use crate::user::User;
@@ -93,7 +95,11 @@ pub fn run(mut question: Question) -> Result<i32> {
         }
         return by_table(&store, &question, by);
     }
-    if matches!(question.view, View::Callers(_) | View::Tree) {
+    if let View::Callers(_) | View::Tree = &question.view {
+        if !question.outputs.is_empty() {
+            let name = if question.view == View::Tree { "--tree" } else { "--callers" };
+            bail!("{name} prints a tree: leave --output out, or write the profile without {name}");
+        }
         question.whose.service.get_or_insert_with(|| "*".to_owned());
     }
     if question.whose.service.is_none() {
@@ -125,63 +131,127 @@ pub fn run(mut question: Question) -> Result<i32> {
         ..selection
     })?;
     let profile = &answer.profile;
+    let kinds = match question.value {
+        Some(_) => Kinds::NONE,
+        None => kind_files::kinds_of(profile),
+    };
+    // Of several kinds the main column of each.
+    let shown: Vec<usize> = match kinds.iter().count() {
+        0 | 1 => vec![sample_type(profile, question.value.as_deref())?],
+        _ => kinds.iter().filter_map(|kind| kind_files::column_of(profile, kind)).collect(),
+    };
     if timeline {
-        show::note_missing_times(profile);
+        shown.iter().for_each(|&column| show::note_missing_times(profile, column));
     }
-    let shown = sample_type(profile, question.value.as_deref())?;
     let title = format!("{}: {}", question.whose.text(), window.text());
-    for (path, format) in &question.outputs {
-        let options = WriteOptions {
-            title: title.clone(),
-            sample_type: question.value.clone(),
-            view: question.shown.view(),
-            split_processes: question.split_by_pid,
-            ..WriteOptions::for_path(path)
-        };
-        let written = output::write(path, user.as_ref(), |out| {
-            Ok(strata_profile::write(profile, *format, &options, out)?)
-        })?;
-        show::written(path, written);
-    }
-    if question.outputs.is_empty()
-        && let Some(tree) = tree(&question.view, profile, shown)?
-    {
-        return match question.json {
-            true => printing::json(&show_tree::json(&tree)),
-            false => show_tree::print(&title, &tree, profile, shown, question.top),
-        };
+    write_files(&question, profile, kinds, &title, user.as_ref())?;
+    let trees = trees(&question.view, profile, &shown)?;
+    if !trees.is_empty() {
+        return print_trees(&question, &trees, shown.len() > 1, profile, &title);
     }
     if question.json {
-        let summary = strata_profile::summary::summarize(profile, shown, question.top);
-        return printing::json(&json!({
+        let of_column = |&column: &usize| {
+            let summary = strata_profile::summary::summarize(profile, column, question.top);
+            let waits = waits::of_type(profile, column, question.top).map(|(_, waits)| waits);
+            (profile.kind_of(column).map(Kind::name), summary, waits)
+        };
+        let columns: Vec<_> = shown.iter().map(of_column).collect();
+        let first = columns.first();
+        let mut value = json!({
             "service": question.whose.service,
             "type": question.whose.kind.as_deref().unwrap_or(DEFAULT_TYPE),
             "from_nanos": window.from,
             "to_nanos": window.to,
             "profiles": answer.profiles,
             "damaged": answer.damaged,
-            "summary": summary,
-            "waits": waits::of_type(profile, shown, question.top).map(|(_, waits)| waits),
-        }));
+            "summary": first.map(|(_, summary, _)| summary),
+            "waits": first.map(|(_, _, waits)| waits),
+        });
+        if columns.len() > 1 {
+            let of_kind = columns.iter().map(|(kind, summary, waits)| {
+                json!({ "type": kind, "summary": summary, "waits": waits })
+            });
+            value["kinds"] = of_kind.collect();
+        }
+        return printing::json(&value);
     }
     if question.outputs.is_empty() {
-        show::functions(&title, &answer, shown, question.top)?;
+        show::functions(&title, &answer, &shown, question.top)?;
     }
     Ok(0)
 }
 
-/// The tree that is asked for; `None` where a table is.
-fn tree(view: &View, profile: &Profile, shown: usize) -> Result<Option<Node>> {
-    Ok(match view {
-        View::Functions | View::By(_) => None,
-        View::Tree => Some(tree::calls(profile, shown)),
-        View::Callers(function) => match tree::callers(profile, shown, function) {
-            Some(tree) => Some(tree),
-            None => {
-                bail!("no function that was sampled is named `{}`", sanitize_for_terminal(function))
-            }
-        },
-    })
+/// Writes the outputs; of several kinds, each has its own file where a format shows one.
+fn write_files(
+    question: &Question,
+    profile: &Profile,
+    kinds: Kinds,
+    title: &str,
+    user: Option<&User>,
+) -> Result<()> {
+    let takes_all = |format| kind_files::takes_all(profile, format);
+    let files = kind_files::of_outputs(&question.outputs, kinds, takes_all, "--type")?;
+    output::check(files.iter().map(|file| file.path.as_path()), user)?;
+    for file in &files {
+        let options = WriteOptions {
+            title: file.titled(title),
+            sample_type: question.value.clone(),
+            view: question.shown.view(),
+            split_processes: question.split_by_pid,
+            ..WriteOptions::for_path(&file.path)
+        };
+        let written = file.write(profile, options, user)?;
+        printing::written(&file.path, written);
+    }
+    Ok(())
+}
+
+/// The trees that are asked for, with their columns; none where a table is.
+fn trees(view: &View, profile: &Profile, shown: &[usize]) -> Result<Vec<(usize, Node)>> {
+    let tree = |&column: &usize| {
+        let tree = match view {
+            View::Functions | View::By(_) => None,
+            View::Tree => Some(tree::calls(profile, column)),
+            View::Callers(function) => tree::callers(profile, column, function),
+        };
+        tree.map(|tree| (column, tree))
+    };
+    let trees: Vec<_> = shown.iter().filter_map(tree).collect();
+    match view {
+        View::Callers(function) if trees.is_empty() => {
+            bail!("no function that was sampled is named `{}`", sanitize_for_terminal(function))
+        }
+        _ => Ok(trees),
+    }
+}
+
+/// `several`: the answer has several kinds, which each tree then names.
+fn print_trees(
+    question: &Question,
+    trees: &[(usize, Node)],
+    several: bool,
+    profile: &Profile,
+    title: &str,
+) -> Result<i32> {
+    let kind = |column| profile.kind_of(column).map(Kind::name);
+    if question.json {
+        let mut values = trees.iter().map(|(column, tree)| match several {
+            true => json!({ "type": kind(*column), "tree": show_tree::json(tree) }),
+            false => show_tree::json(tree),
+        });
+        return match several {
+            true => printing::json(&json!({ "kinds": values.collect::<Vec<_>>() })),
+            false => printing::json(&values.next()),
+        };
+    }
+    let text = |(column, tree): &(usize, Node)| {
+        let title = match kind(*column).filter(|_| several) {
+            Some(kind) => format!("{title}, {kind}"),
+            None => title.to_owned(),
+        };
+        show_tree::text(&title, tree, profile, *column, question.top)
+    };
+    printing::print(&trees.iter().map(text).collect::<Vec<_>>().join("\n"))
 }
 
 fn by_table(store: &Store, question: &Question, by: &By) -> Result<i32> {
@@ -206,6 +276,7 @@ fn by_table(store: &Store, question: &Question, by: &By) -> Result<i32> {
 
 fn list(store: &Store, question: &Question) -> Result<i32> {
     let now = when::now();
+    let window = Window::asked(question.from, question.to, now)?;
     let times = (question.from.map(|from| from.at(now)), question.to.map(|to| to.at(now)));
     let mut held = store.list(&question.whose, times, question.json)?;
     if question.json {
@@ -222,7 +293,6 @@ fn list(store: &Store, question: &Question) -> Result<i32> {
         };
         return printing::json(&json!({ "holdings": held.iter().map(one).collect::<Vec<_>>() }));
     }
-    let window = Window::asked(question.from, question.to, now)?;
     // The services that used most come first; where the window holds none, names decide.
     let by = store.by(&Whose { kind: None, ..question.whose.clone() }, window, &By::Service, None);
     let used = by.map(|table| table.rows).unwrap_or_default();

@@ -8,7 +8,7 @@ use strata_kinds::Kind;
 use strata_profile::difference::{Change, Difference};
 use strata_profile::summary;
 use strata_profile::text::{duration, grouped, quantity, sanitize_for_terminal, shortened};
-use strata_profile::{FrameKind, Profile};
+use strata_profile::{FrameKind, Profile, Tick};
 use strata_store::{Answer, Holding};
 
 use crate::printing::{message, print};
@@ -20,22 +20,19 @@ use strata_query::{DEFAULT_TYPE, Window, when};
 /// Characters of a function's name.
 const LONGEST: usize = 100;
 
-pub fn written(path: &Path, bytes: u64) {
-    if path != Path::new("-") {
-        message!("{}  ({} KiB)", path.display(), bytes.div_ceil(1024));
-    }
-}
-
-/// For outputs in time: reports how many samples have no time.
-pub fn note_missing_times(profile: &Profile) {
+/// For outputs in time: reports how many samples of a column's kind have no time.
+pub fn note_missing_times(profile: &Profile, column: usize) {
     let is_timeless = |kind: &Kind| !kind.info().keeps_times;
-    if let Some(kind) = profile.kind_of(profile.shown_sample_type()).filter(is_timeless) {
+    let shown = profile.kind_of(column);
+    if let Some(kind) = shown.filter(is_timeless) {
         message!("note: the store keeps no times of {kind} samples, so they are made up");
         return;
     }
-    let Some(counting) = profile.counting_sample_type() else { return };
+    let counting = profile.counting_sample_type();
+    let Some(counting) = counting.filter(|&at| profile.kind_of(at) == shown) else { return };
     let all = u64::try_from(profile.total(counting)).unwrap_or(0);
-    let timed = profile.timeline().map_or(0, |ticks| ticks.count() as u64);
+    let is_shown = |tick: &Tick| Some(tick.kind) == shown;
+    let timed = profile.timeline().map_or(0, |ticks| ticks.filter(is_shown).count() as u64);
     let keeps = "`store.timestamps = true`, for all or in a rule, keeps them from then on";
     if timed == 0 {
         message!("note: the store has no times of these samples, so they are made up; {keeps}");
@@ -45,8 +42,26 @@ pub fn note_missing_times(profile: &Profile) {
     }
 }
 
-/// The top functions of an answer.
-pub fn functions(title: &str, answer: &Answer, shown: usize, most: usize) -> Result<i32> {
+/// The top functions of an answer, by one column, or in a table for each column of several kinds.
+pub fn functions(title: &str, answer: &Answer, shown: &[usize], most: usize) -> Result<i32> {
+    if let [column] = shown {
+        return print(&table(title, answer, *column, Some(answer.profiles), most)?);
+    }
+    let of_kind = |&column: &usize| {
+        let kind = answer.profile.kind_of(column).map_or("", Kind::name);
+        // How many of the profiles are of this kind is not known.
+        table(&format!("{title}, {kind}"), answer, column, None, most)
+    };
+    print(&shown.iter().map(of_kind).collect::<Result<Vec<_>>>()?.join("\n"))
+}
+
+fn table(
+    title: &str,
+    answer: &Answer,
+    shown: usize,
+    profiles: Option<u64>,
+    most: usize,
+) -> Result<String> {
     let summary = summary::summarize(&answer.profile, shown, most);
     let width = columns(&std::io::stdout());
     let mut text = format!("{}\n", sanitize_for_terminal(title));
@@ -55,7 +70,7 @@ pub fn functions(title: &str, answer: &Answer, shown: usize, most: usize) -> Res
     if let Some(samples) = summary.samples {
         facts.push(counted(u64::try_from(samples).unwrap_or(0), "sample"));
     }
-    facts.push(counted(answer.profiles, "profile"));
+    facts.extend(profiles.map(|profiles| counted(profiles, "profile")));
     facts.push(counted(summary.functions as u64, "function"));
     facts.push(duration(summary.duration_nanos));
     text += &format!("{}\n", facts.join(", "));
@@ -64,7 +79,7 @@ pub fn functions(title: &str, answer: &Answer, shown: usize, most: usize) -> Res
         let mut lists = Vec::new();
         waits::print(&waits, kind, width, &mut lists)?;
         text += &String::from_utf8_lossy(&lists);
-        return print(&text);
+        return Ok(text);
     }
     text += "\n   self   total  function\n";
     for function in &summary.top_functions {
@@ -85,7 +100,7 @@ pub fn functions(title: &str, answer: &Answer, shown: usize, most: usize) -> Res
     if more > 0 {
         text += &format!("                 and {more} more (--top N)\n");
     }
-    print(&text)
+    Ok(text)
 }
 
 /// What used how much, the largest first.

@@ -2,13 +2,11 @@
 //!
 //! Small nodes are left out and counted, so that the tree fits the screen.
 
-use anyhow::Result;
 use serde_json::{Value, json};
 use strata_profile::Profile;
 use strata_profile::text::{quantity, sanitize_for_terminal, shortened};
 use strata_query::tree::Node;
 
-use crate::printing;
 use crate::terminal::{columns, cut};
 
 /// A node with less than this part of all is left out.
@@ -29,13 +27,7 @@ struct Shown<'p> {
     left_out: usize,
 }
 
-pub fn print(
-    title: &str,
-    tree: &Node,
-    profile: &Profile,
-    sample_type: usize,
-    top: usize,
-) -> Result<i32> {
+pub fn text(title: &str, tree: &Node, profile: &Profile, sample_type: usize, top: usize) -> String {
     let kind = profile.sample_types.get(sample_type).copied().unwrap_or_default();
     let mut shown = Shown {
         unit: profile.string(kind.unit),
@@ -51,7 +43,7 @@ pub fn print(
     if shown.left_out > 0 {
         text += &format!("({} below 1 % of all or beyond --top are not shown)\n", shown.left_out);
     }
-    printing::print(&text)
+    text
 }
 
 impl Shown<'_> {

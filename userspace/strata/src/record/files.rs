@@ -1,56 +1,21 @@
-//! The files of a recording: one for each output, or one for each kind where an output shows one kind
-//! and several are recorded; under names that no other recording has.
+//! The files of a recording, under names that no other recording has.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use strata_kinds::Kind;
 use strata_profile::Format;
 
 use super::Plan;
+use crate::kind_files::{self, OutputFile};
 use crate::output;
 use crate::user::User;
-
-/// A file that is written.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct OutputFile {
-    pub path: PathBuf,
-    pub format: Format,
-    /// What it shows, where a file shows one kind and several are recorded.
-    pub kind: Option<Kind>,
-}
 
 impl Plan {
     /// The files to write. Of several kinds, each has its own flame graph and folded stacks; the
     /// other formats take all.
     pub fn files(&self) -> Result<Vec<OutputFile>> {
-        let several = self.kinds.iter().count() > 1;
-        let mut files = Vec::new();
-        for (path, format) in &self.outputs {
-            if !several || format.takes_all_kinds() {
-                files.push(OutputFile { path: path.clone(), format: *format, kind: None });
-                continue;
-            }
-            anyhow::ensure!(
-                path != Path::new("-"),
-                "{format} shows one kind, and the standard output takes one file: name a file, or \
-                 one kind with -e"
-            );
-            files.extend(self.kinds.iter().map(|kind| OutputFile {
-                path: named_for(path, kind),
-                format: *format,
-                kind: Some(kind),
-            }));
-        }
-        Ok(files)
+        kind_files::of_outputs(&self.outputs, self.kinds, Format::takes_all_kinds, "-e")
     }
-}
-
-/// The path with a kind before its ending.
-fn named_for(path: &Path, kind: Kind) -> PathBuf {
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-    let ending = path.extension().map(|ending| format!(".{}", ending.to_string_lossy()));
-    path.with_file_name(format!("{stem}.{kind}{}", ending.unwrap_or_default()))
 }
 
 /// The names with a number behind them if another recording has one of them already: one number
@@ -85,17 +50,6 @@ fn with_number(path: &Path, format: Format, number: u32) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_kinds_name_stands_before_the_ending() {
-        for (path, named) in [
-            ("/tmp/a.svg", "/tmp/a.off_cpu.svg"),
-            ("a.b.folded", "a.b.off_cpu.folded"),
-            ("a", "a.off_cpu"),
-        ] {
-            assert_eq!(named_for(Path::new(path), Kind::OffCpu), Path::new(named));
-        }
-    }
 
     #[test]
     fn a_second_recording_of_the_same_second_gets_names_of_its_own() {

@@ -29,11 +29,11 @@ use anyhow::{Context, Result, bail};
 use strata_kinds::{Frequencies, Kind, Kinds};
 use strata_profile::{Format, Profile, WriteOptions};
 
+use crate::kind_files::OutputFile;
 use crate::printing::message;
 use crate::user::User;
 use crate::view::Shown;
 use crate::{output, printing, second_signal};
-use files::OutputFile;
 use report::{Report, Written};
 use session::from_terminal;
 use strata_agent::managed;
@@ -274,14 +274,11 @@ fn write_one(
     let OutputFile { path, format, kind } = file;
     let options = WriteOptions {
         title: plan.title(kind.map_or(plan.kinds, |kind| Kinds::NONE.with(kind, true))),
-        sample_type: kind.map(|kind| kind.info().shown_column().own.name.to_owned()),
         view: plan.shown.view(),
         split_processes: plan.split_by_pid,
         ..WriteOptions::for_path(path)
     };
-    let bytes = output::write(path, user, |out| {
-        Ok(strata_profile::write(profile, *format, &options, out)?)
-    })?;
+    let bytes = file.write(profile, options, user)?;
     Ok(Written { path: path.to_owned(), bytes, format: *format, kind: *kind })
 }
 
