@@ -13,7 +13,7 @@ mod retention;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{Read, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -155,7 +155,7 @@ pub struct Store {
     /// Files of late symbols.
     names: BTreeMap<u64, Summary>,
     synced: Instant,
-    _lock: File,
+    lock: File,
 }
 
 impl Store {
@@ -181,7 +181,7 @@ impl Store {
             damaged: BTreeMap::new(),
             names: BTreeMap::new(),
             synced: Instant::now(),
-            _lock: lock,
+            lock,
         };
         store.recover()?;
         // The limit may be smaller than it was.
@@ -196,6 +196,15 @@ impl Store {
             true => lock(directory).map(drop),
             false => Ok(()),
         }
+    }
+
+    /// Whether its directory is still the one that was opened: it may have been removed, or another put
+    /// in its place, and what is written then is nowhere.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        let identity = |file: std::fs::Metadata| (file.dev(), file.ino());
+        let now = std::fs::metadata(self.directory.join("lock")).map(identity);
+        self.lock.metadata().map(identity).is_ok_and(|own| now.is_ok_and(|now| now == own))
     }
 
     #[must_use]

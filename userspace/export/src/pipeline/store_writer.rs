@@ -139,8 +139,19 @@ impl StoreWriter {
         }
     }
 
-    /// A store that could not be opened is tried again now and then.
+    /// A store that could not be opened is tried again now and then, and one whose directory was taken
+    /// away is made anew.
     pub fn try_again(&mut self) {
+        if let (Some(store), Some(plan)) = (&self.store, &self.plan)
+            && !store.is_there()
+        {
+            let directory = plan.directory.display();
+            tracing::warn!(%directory, "the store was removed, or another is in its place: a new one is begun");
+            self.before = self.before.with(store);
+            // What it has open is nowhere any more, or moved away, to be recovered there.
+            self.store = None;
+            self.open();
+        }
         if self.store.is_none() && self.plan.is_some() && Instant::now() >= self.next_try {
             self.open();
         }
@@ -258,6 +269,35 @@ fn note(outcome: Result<(), StoreError>, what: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_store_that_is_removed_or_replaced_is_begun_anew() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let directory = folder.path().join("store");
+        let mut writer = StoreWriter::nowhere();
+        let plan = StoreSettings { directory: directory.clone(), options: Options::default() };
+        writer.configure(Some(plan));
+        let fails = |writer: &StoreWriter| {
+            let mut figures = Figures::default();
+            writer.show(&mut figures);
+            figures.store_fails
+        };
+        for replaced in [false, true] {
+            writer.try_again();
+            assert!(directory.join("lock").exists() && !fails(&writer));
+            std::fs::remove_dir_all(&directory).expect("it is there");
+            if replaced {
+                std::fs::create_dir(&directory).expect("there is none");
+            }
+            writer.try_again();
+            assert!(directory.join("lock").exists() && !fails(&writer), "{replaced}");
+            assert!(writer.store.as_ref().is_some_and(Store::is_there));
+        }
+        std::fs::remove_dir_all(&directory).expect("it is there");
+        std::fs::write(&directory, "no folder").expect("there is none");
+        writer.try_again();
+        assert!(fails(&writer));
+    }
 
     #[test]
     fn a_store_is_opened_anew_for_other_bounds_only() {
