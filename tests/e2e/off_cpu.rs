@@ -233,7 +233,7 @@ fn threads_that_wait_once_are_not_lost_beside_others_that_wait_all_the_time() ->
     let mut waiting = Command::new(targets::c("sleepers").build()?);
     waiting.args([&THREADS.to_string(), "0", &SECONDS.to_string()]).env("DD_SERVICE", "waiting");
     Running::from_command(waiting)?.wait(PATIENCE)?;
-    println!("{}", daemon.status()?["losses"]);
+    println!("{}", daemon.status()?["sampling"]["losses"]);
     daemon.end()?;
     let mut query = Command::new(places::strata_binary()?);
     query.args(["query", "--service", "waiting", "--type", "off_cpu", "-o", "waits.folded"]);

@@ -196,7 +196,9 @@ pub struct Seen {
 #[repr(C)]
 pub struct Pace {
     pub window: u32,
-    pub walks: u16,
+    pub walks: u8,
+    /// Waits in it that were no preemptions, walked or not.
+    pub blocked: u8,
     pub shift: u16,
 }
 
@@ -217,7 +219,7 @@ pub struct CpuPace {
     pub budget: u32,
     /// Threads that were switched out in it, whether their waits were chosen or not.
     pub switches: u32,
-    /// Chosen waits of threads that were walked little in it.
+    /// Chosen waits in it that were among the first of their threads.
     pub favoured: u32,
     pub reserved: [u32; 25],
 }

@@ -50,10 +50,10 @@ use crate::sampler::{
 use crate::task::{field, word};
 
 /// A thread is walked so often in a window at most, on average.
-const THREAD_WALKS: u16 = 16;
-/// A wait of a thread that was walked less often in its window is chosen whatever the CPU has spent: it may
-/// last for minutes, and for one that is not chosen no later one makes up.
-const FEW_WALKS: u16 = 4;
+const THREAD_WALKS: u8 = 16;
+/// So many waits of a thread in a window are chosen whatever the CPU has spent: they may last for minutes,
+/// and for one that is not chosen no later one makes up. Where a thread is preempted, it goes on soon.
+const FAVOURED: u8 = 4;
 /// As many in a window of a CPU; beyond them such a wait is chosen so many powers of two more often than
 /// others.
 const MOST_FAVOURED: u32 = 64;
@@ -72,7 +72,7 @@ const RAW_NANOS: u32 = 30_000;
 /// No slot of a set.
 const NO_SLOT: u32 = u32::MAX;
 /// `Pace.walks` of a thread whose process is left out.
-const LEFT_OUT: u16 = u16::MAX;
+const LEFT_OUT: u8 = u8::MAX;
 const SEQUENTIAL: AtomicOrdering = AtomicOrdering::SeqCst;
 
 #[btf_tracepoint(function = "sched_switch")]
@@ -311,33 +311,29 @@ fn choose(tid: u32, state: u32, window: u32, all: &mut CpuPace) -> u32 {
         }
         turn(pace, window);
         block.turn();
-        // A block that was begun when it was walked often ends: what begins now may last.
-        if block.shift as u32 > favoured(pace, all) {
-            block.passed = block.length;
-        }
     }
     if pace.walks == LEFT_OUT {
         return 0;
     }
-    let shift = favoured(pace, all);
+    let is_favoured = state != 0 && pace.blocked < FAVOURED;
+    pace.blocked += is_favoured as u8;
+    let favour = match (is_favoured, all.favoured < MOST_FAVOURED) {
+        (false, _) => 0,
+        (true, true) => MAX_SHIFT,
+        (true, false) => FAVOUR,
+    };
+    let shift = pace.shift as u32 + if all.shift > favour { all.shift - favour } else { 0 };
+    // A block that is longer ends: whether its chosen switch has come has no part in that.
+    if is_favoured && block.shift as u32 > shift {
+        block.passed = block.length;
+    }
     // SAFETY: a helper without preconditions.
     let random = || unsafe { bpf_get_prandom_u32() };
     if !block.is_chosen(if shift > MAX_SHIFT { MAX_SHIFT } else { shift }, random) {
         return 0;
     }
-    all.favoured += (pace.walks < FEW_WALKS) as u32;
+    all.favoured += is_favoured as u32;
     1 << (block.shift as u32 & 31)
-}
-
-/// One of how many waits of a thread is chosen: of `2^shift`.
-#[inline(always)]
-fn favoured(pace: &Pace, all: &CpuPace) -> u32 {
-    let favour = match (pace.walks < FEW_WALKS, all.favoured < MOST_FAVOURED) {
-        (false, _) => 0,
-        (true, true) => MAX_SHIFT,
-        (true, false) => FAVOUR,
-    };
-    pace.shift as u32 + if all.shift > favour { all.shift - favour } else { 0 }
 }
 
 /// A slot for a thread that has none.
@@ -378,10 +374,11 @@ fn take_slot(tid: u32, window: u32) -> u32 {
         }
     }
     // Threads that take slots from each other are not walked more often for it.
-    let Pace { window: last, walks, shift } = set.paces[way];
-    let walks = if walks == LEFT_OUT || last != window { 0 } else { walks };
-    let (walks, shift) = if free.is_some() { (0, 0) } else { (walks, shift) };
-    set.paces[way] = Pace { window, walks, shift };
+    let Pace { window: last, walks, blocked, shift } = set.paces[way];
+    let is_new = walks == LEFT_OUT || last != window;
+    let (walks, blocked) = if is_new { (0, 0) } else { (walks, blocked) };
+    let (walks, blocked, shift) = if free.is_some() { (0, 0, 0) } else { (walks, blocked, shift) };
+    set.paces[way] = Pace { window, walks, blocked, shift };
     set.blocks[way] = Block { shift: 0, length: 0, choice: 0, passed: 0 };
     way as u32
 }
@@ -436,6 +433,7 @@ fn turn(pace: &mut Pace, window: u32) {
     }
     pace.window = window;
     pace.walks = 0;
+    pace.blocked = 0;
 }
 
 /// A walk more in this window: a thread that has had enough is walked half as often.
