@@ -548,6 +548,13 @@ impl Programs {
         }
     }
 
+    /// As if so many processes had been given their parent's entry.
+    #[cfg(test)]
+    pub fn set_inherited(&mut self, processes: u64) {
+        let inherited = self.inherited.as_mut().expect("it counts them");
+        inherited.set(0, processes, 0).expect("it has a place");
+    }
+
     /// Processes that have an entry, where some may have been given one.
     pub fn inheritors(&self) -> Vec<u32> {
         match self.inherited {
