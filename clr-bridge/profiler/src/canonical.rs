@@ -53,6 +53,11 @@ impl Canonical {
             && self.far_proofs.load(Ordering::Relaxed) >= FAR_PROOFS
     }
 
+    /// Whether the reading may be right, and is not proven yet.
+    pub fn needs_proofs(&self) -> bool {
+        self.is_readable() && !self.is_proven()
+    }
+
     /// Compares the reading with what the interface reports for a function: until it is proven of
     /// every one, then of those of a class that was not seen before.
     pub fn prove(&self, function: usize, class: usize, new_class: bool) {

@@ -14,6 +14,8 @@ use strata_bridge_protocol::table::Table;
 
 /// The most functions reported in the section that takes the list: less than a millisecond.
 const AT_ONCE: usize = 64;
+/// The most functions whose class is asked for before any is reported: a microsecond each.
+const MOST_PROOFS: usize = 256;
 
 /// Reports everything that exists and was not reported. `false`: the session ended, or queries were
 /// not allowed.
@@ -137,6 +139,9 @@ fn functions(session: &Session) -> bool {
                 |version: FunctionVersion| done.get(key(version)).is_some() && version.rejit == 0;
             // SAFETY: a list of functions.
             let ids = take(|each| unsafe { enumerators::functions(list, each) }, is_done)?;
+            // What is reported first has its exact class too.
+            let classes = ids.iter().take(MOST_PROOFS).map(|version| version.function);
+            methods::prove_classes(session, classes);
             let (now, later) = ids.split_at(ids.len().min(AT_ONCE));
             now.iter().for_each(|version| report_function(session, &mut done, *version));
             Some((taken_at, later.to_vec()))

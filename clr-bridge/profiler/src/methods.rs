@@ -116,6 +116,17 @@ pub fn report_dynamic_end(session: &Session, function: usize) {
     }
 }
 
+/// Proves the reading of classes (see `canonical`) on these functions, as far as it is not proven.
+pub fn prove_classes(session: &Session, functions: impl Iterator<Item = usize>) {
+    let mut arguments = [0; MOST_PARAMETERS];
+    for function in functions.take_while(|_| session.canonical().needs_proofs()) {
+        let info = session.info().function_info(function, &mut arguments);
+        if let Some(info) = info.filter(|info| info.class != 0) {
+            session.canonical().prove(function, info.class, true);
+        }
+    }
+}
+
 /// A function with everything that all its compilations share.
 pub struct Named {
     function: usize,
