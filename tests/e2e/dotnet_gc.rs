@@ -2,17 +2,16 @@
 //! its reason and the stack of the thread that collected, and a program that does not notice.
 
 use std::collections::BTreeMap;
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use rustix::process::Signal;
 use strata_tests::daemon::{Daemon, attaching_to};
 use strata_tests::running::{Ended, Running};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::stacks::{Stack, Stacks};
 use strata_tests::strata::{Recorded, Recording, record};
-use strata_tests::{machine, places, stack_ends, text_outputs};
+use strata_tests::{machine, stack_ends};
 
 use crate::dotnet_running::{self, PATIENCE, each};
 
@@ -298,13 +297,7 @@ fn a_daemon_keeps_the_pauses_that_a_rule_asks_for() -> Result<()> {
     target.go()?;
     let own = target.counts()?;
     daemon.end()?;
-    let mut command = Command::new(places::strata_binary()?);
-    command.args(["query", "--service", "collecting", "--type", "gc", "-o", "gc.folded"]);
-    command.arg("--store").arg(daemon.store()).current_dir(daemon.folder());
-    let ended = Running::from_command(command)?.wait(PATIENCE)?;
-    println!("{}", ended.stderr);
-    let folded = std::fs::read_to_string(daemon.folder().join("gc.folded"));
-    let stacks = text_outputs::folded(&folded.context("what the daemon has kept")?)?;
+    let stacks = daemon.kept("collecting", "gc")?;
     let time: u64 = stacks.iter().map(|stack| stack.count).sum();
     println!("{own:?}: {time} ns kept");
     // Folded stacks are in nanoseconds, the column that is shown first.

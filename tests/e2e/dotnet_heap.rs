@@ -3,7 +3,6 @@
 //! program does not notice.
 
 use std::collections::BTreeMap;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -13,7 +12,7 @@ use strata_tests::running::{Ended, Running, wait_until};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::stacks::{Stack, Stacks};
 use strata_tests::strata::{Record, Recorded, Recording, record};
-use strata_tests::{machine, places, stack_ends, text_outputs};
+use strata_tests::{machine, stack_ends};
 
 use crate::dotnet_running::{self, PATIENCE};
 
@@ -298,13 +297,7 @@ fn a_daemon_keeps_snapshots_that_are_read_once() -> Result<()> {
     })?;
     daemon.end()?;
     let own = target.counts()?;
-    let mut command = Command::new(places::strata_binary()?);
-    command.args(["query", "--service", "keeping", "--type", "heap", "-o", "heap.folded"]);
-    command.arg("--store").arg(daemon.store()).current_dir(daemon.folder());
-    let ended = Running::from_command(command)?.wait(PATIENCE)?;
-    println!("{}", ended.stderr);
-    let folded = std::fs::read_to_string(daemon.folder().join("heap.folded"));
-    let stacks = text_outputs::folded(&folded.context("what the daemon has kept")?)?;
+    let stacks = daemon.kept("keeping", "heap")?;
     // Folded stacks are in bytes, the column that is shown first.
     let bytes: u64 = stacks.iter().map(|stack| stack.count).sum();
     let truth: u64 = KEPT.iter().map(|(_, _, name)| own[*name]).sum();

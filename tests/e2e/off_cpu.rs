@@ -235,12 +235,7 @@ fn threads_that_wait_once_are_not_lost_beside_others_that_wait_all_the_time() ->
     Running::from_command(waiting)?.wait(PATIENCE)?;
     println!("{}", daemon.status()?["sampling"]["losses"]);
     daemon.end()?;
-    let mut query = Command::new(places::strata_binary()?);
-    query.args(["query", "--service", "waiting", "--type", "off_cpu", "-o", "waits.folded"]);
-    query.arg("--store").arg(daemon.store()).current_dir(daemon.folder());
-    Running::from_command(query)?.wait(PATIENCE)?;
-    let waits = std::fs::read_to_string(daemon.folder().join("waits.folded"))?;
-    let waits = text_outputs::folded(&waits)?;
+    let waits = daemon.kept("waiting", "off_cpu")?;
     let sum = waits.iter().map(|stack| stack.count as f64 / 1e9).sum::<f64>();
     let whole = below(&waits, "rests");
     let lasted = THREADS as f64 * f64::from(SECONDS);

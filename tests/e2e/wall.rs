@@ -649,12 +649,7 @@ fn a_daemon_names_all_processes_that_it_cannot_walk_and_others_lose_no_time() ->
     assert!(daemon.health()?.starts_with("ok"), "{}", daemon.health()?);
     let stopped = daemon.end()?;
     assert!(stopped.status.success(), "{}", stopped.stderr);
-    let mut command = Command::new(places::strata_binary()?);
-    command.args(["query", "--service", "waiting", "--type", "wall", "-o", "wall.folded"]);
-    command.arg("--store").arg(daemon.store()).current_dir(daemon.folder());
-    Running::from_command(command)?.wait(PATIENCE)?;
-    let waits = std::fs::read_to_string(daemon.folder().join("wall.folded"))?;
-    let waits = text_outputs::folded(&waits)?;
+    let waits = daemon.kept("waiting", "wall")?;
     // A pass that hangs is given up after a second.
     let given_up = PROCESSES as f64;
     let (mut all, mut all_seen) = (0.0, 0.0);

@@ -15,6 +15,7 @@ use tempfile::TempDir;
 
 use crate::places;
 use crate::running::{Ended, Running, wait_until};
+use crate::text_outputs::{Folded, folded};
 
 /// How long anything may take before a test gives up: the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -59,6 +60,17 @@ impl Daemon {
 
     pub fn folder(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// The stacks of a kind that the store has of a service.
+    pub fn kept(&self, service: &str, kind: &str) -> Result<Vec<Folded>> {
+        let mut command = Command::new(places::strata_binary()?);
+        command.args(["query", "--service", service, "--type", kind, "-o", "kept.folded"]);
+        command.arg("--store").arg(self.store()).current_dir(self.folder());
+        let ended = Running::from_command(command)?.wait(PATIENCE)?;
+        println!("{}", ended.stderr);
+        let text = std::fs::read_to_string(self.folder().join("kept.folded"));
+        folded(&text.with_context(|| format!("the {kind} of {service}"))?)
     }
 
     pub fn store(&self) -> PathBuf {

@@ -67,7 +67,7 @@ const TASK_DEAD: u32 = 0x80;
 /// Stacks of code without tables that a CPU copies in a window at least: a program that begins has some
 /// dozens before there are tables, and a first wait may last as long as the program.
 const RAW_PER_WINDOW: u32 = 16;
-/// Nanoseconds that one takes. Where the budget is for more, as many are copied.
+/// Where the budget is larger than so many nanoseconds for each of these, one more for each as many.
 const RAW_NANOS: u32 = 30_000;
 /// No slot of a set.
 const NO_SLOT: u32 = u32::MAX;

@@ -203,8 +203,14 @@ impl Store {
     #[must_use]
     pub fn is_there(&self) -> bool {
         let identity = |file: std::fs::Metadata| (file.dev(), file.ino());
-        let now = std::fs::metadata(self.directory.join("lock")).map(identity);
-        self.lock.metadata().map(identity).is_ok_and(|own| now.is_ok_and(|now| now == own))
+        match std::fs::metadata(self.directory.join("lock")).map(identity) {
+            Ok(now) => self.lock.metadata().map(identity).is_ok_and(|own| now == own),
+            // A disk that fails says nothing about it.
+            Err(error) => {
+                use std::io::ErrorKind::{NotADirectory, NotFound};
+                !matches!(error.kind(), NotFound | NotADirectory)
+            }
+        }
     }
 
     #[must_use]

@@ -250,10 +250,11 @@ impl Events {
 }
 
 impl Events {
-    /// Whether they are on their way: not reported yet, and not given up.
+    /// Whether some are on their way: wanted, not reported yet, and not given up.
     pub fn begin(&self) -> bool {
         use Progress::{Asked, Attaching, Idle, Unmapped};
-        matches!(self.progress, Idle | Unmapped(_) | Attaching | Asked(_))
+        let are_on_their_way = matches!(self.progress, Idle | Unmapped(_) | Attaching | Asked(_));
+        are_on_their_way && !self.wanted.kinds.is_empty()
     }
 
     /// Whether a probe is to be attached now.

@@ -50,6 +50,12 @@ struct Published {
 }
 
 impl Published {
+    /// Whether it is what an entry of the kernel's refers to.
+    fn is_of(&self, entry: &Process) -> bool {
+        let Range { segment, offset, .. } = self.range;
+        (entry.segment, entry.offset, entry.generation) == (segment, offset, self.generation)
+    }
+
     /// Kernel memory attributed to it: its own, and its share of tables used by others too.
     fn weight(&self) -> u64 {
         let of_table = |table: &Arc<Table>| table.bytes() / Arc::strong_count(table).max(1) as u64;
@@ -273,8 +279,8 @@ impl Store {
         Ok(())
     }
 
-    /// A process was forked. Where it was given its parent's entry, it is published with what its
-    /// parent is published with by now.
+    /// A process was forked. Where it was given its parent's entry, and that still has it, both are
+    /// published with it. What the parent has mapped since may be something else in the child.
     pub fn forked(&mut self, programs: &mut Programs, pid: u32, parent: u32) {
         self.forks += 1;
         if self.forks >= MAX_INHERITED / 4 {
@@ -284,28 +290,14 @@ impl Store {
         self.withdraw(programs, pid);
         // It may have executed a program since, and has none then.
         let Some(given) = programs.inherited_by(pid) else { return };
-        let of_parent = self
-            .owners
-            .get(&parent)
-            .map(|owner| Owner { last_used: Instant::now(), ..owner.clone() });
-        let published = of_parent.as_ref().and_then(|owner| self.blocks.get_mut(&owner.block));
-        let (Some(owner), Some(published)) = (of_parent, published) else {
-            programs.remove_process(pid);
-            return;
-        };
-        let waits =
-            published.extents.iter().any(|extent| extent.kind == ExtentKind::Unannounced as u32);
-        let entry = Process {
-            segment: published.range.segment,
-            offset: published.range.offset,
-            count: published.extents.len() as u32,
-            generation: published.generation,
-            captures: given.captures,
-            flags: if waits { PROCESS_PATIENT } else { 0 },
-        };
-        if entry == given || programs.replace_process(pid, entry) {
-            published.users += 1;
-            self.owners.insert(pid, owner);
+        let owner = self.owners.get(&parent).cloned();
+        let published = owner.as_ref().and_then(|owner| self.blocks.get_mut(&owner.block));
+        match (owner, published.filter(|published| published.is_of(&given))) {
+            (Some(owner), Some(published)) => {
+                published.users += 1;
+                self.owners.insert(pid, Owner { last_used: Instant::now(), ..owner });
+            }
+            _ => programs.remove_process(pid),
         }
     }
 
@@ -689,13 +681,19 @@ mod tests {
         }
     }
 
+    /// A store that has published this process, whose children are given its entry.
+    fn publishing() -> (Store, Programs, u32) {
+        let settings = Settings { threads_of: ThreadsOf::All, ..Settings::of_tests() };
+        let (mut store, mut programs) = (store(), Programs::load(settings).expect("as root"));
+        let own = std::process::id();
+        publish(&mut store, &mut programs, own, 0x1000);
+        (store, programs, own)
+    }
+
     /// Needs root, and loads the programs.
     #[test]
     fn a_process_that_is_forked_has_its_parents_entry_until_it_executes_a_program() {
-        let settings = Settings { threads_of: ThreadsOf::All, ..Settings::of_tests() };
-        let (mut store, mut programs) = (store(), Programs::load(settings).expect("as root"));
-        let parent = std::process::id();
-        publish(&mut store, &mut programs, parent, 0x1000);
+        let (mut store, mut programs, parent) = publishing();
         let of_parent = |programs: &Programs| programs.process(parent);
         let child = Forked::new();
         assert!(of_parent(&programs).is_some());
@@ -704,9 +702,6 @@ mod tests {
             of_parent(&programs),
             "before anything is known of it"
         );
-        // What it has is released meanwhile.
-        publish(&mut store, &mut programs, parent, 0x10_0000);
-        assert_ne!(programs.process(child.0), of_parent(&programs));
         store.forked(&mut programs, child.0, parent);
         assert_eq!(programs.process(child.0), of_parent(&programs));
         assert!(store.is_published(child.0));
@@ -717,7 +712,14 @@ mod tests {
         store.withdraw(&mut programs, child.0);
         assert!(store.blocks.is_empty() && programs.process(child.0).is_none());
 
+        // What the child has is released before that is known.
         publish(&mut store, &mut programs, parent, 0x1000);
+        let child = Forked::new();
+        publish(&mut store, &mut programs, parent, 0x10_0000);
+        assert!(programs.process(child.0).is_some_and(|given| Some(given) != of_parent(&programs)));
+        store.forked(&mut programs, child.0, parent);
+        assert!(programs.process(child.0).is_none() && !store.is_published(child.0));
+
         let mut other = std::process::Command::new("sleep").arg("60").spawn().expect("it starts");
         // The call returns a moment before the program is there.
         let until = Instant::now() + Duration::from_secs(20);
@@ -744,10 +746,7 @@ mod tests {
     /// Needs root, and loads the programs.
     #[test]
     fn one_that_forks_without_end_does_not_take_the_entries_of_all() {
-        let settings = Settings { threads_of: ThreadsOf::All, ..Settings::of_tests() };
-        let (mut store, mut programs) = (store(), Programs::load(settings).expect("as root"));
-        let parent = std::process::id();
-        publish(&mut store, &mut programs, parent, 0x1000);
+        let (mut store, mut programs, parent) = publishing();
         let is_given = |programs: &Programs| programs.process(Forked::new().0).is_some();
         assert!(is_given(&programs));
         programs.set_inherited(MAX_INHERITED - 2);

@@ -526,13 +526,6 @@ impl Programs {
             .map_err(|source| LoadError::Map { name: "PROCESSES", source })
     }
 
-    /// Puts an entry in place of a process's. False where it has none any more.
-    pub fn replace_process(&mut self, pid: u32, process: Process) -> bool {
-        // `BPF_EXIST` (include/uapi/linux/bpf.h).
-        const EXISTING: u64 = 2;
-        self.processes.insert(pid, ProcessValue(process), EXISTING).is_ok()
-    }
-
     /// The entry that a process was given at its fork: its parent's.
     pub fn inherited_by(&self, pid: u32) -> Option<Process> {
         self.inherited.as_ref()?;
