@@ -12,10 +12,10 @@
 //! A test that cannot run here reports it (`strata-skip`) and passes as far as the harness knows. It
 //! is taken off the passed ones and shown with its reason.
 //!
-//! End-to-end tests measure real programs on a machine that others may use too. One that fails is run
-//! once more, with the machine to itself; if it passes then, it is *unsteady*: it counts as passed, and
-//! is named at the end with what it printed when it failed above. Three at most: more are no chance. A
-//! program that dies is none either ([`NEVER_AGAIN`]).
+//! Tests measure real programs on a machine that others may use too. One that fails is run once more,
+//! with the machine to itself; if it passes then, it is *unsteady*: it counts as passed, and is named at
+//! the end with what it printed when it failed above. Three at most: more are no chance. A program that
+//! dies is none either ([`NEVER_AGAIN`]).
 //!
 //! Invariant: a test harness that ends without its result line counts as a failure.
 
@@ -41,13 +41,22 @@ const END_TO_END: &str = "strata-tests";
 const END_TO_END_PROGRAM: &str = "e2e-";
 /// All of them: they take turns by what each needs of the machine (`tests/src/machine.rs`).
 const END_TO_END_THREADS: &str = "--test-threads=1000";
-/// What the end-to-end tests' program is announced by.
-const END_TO_END_LINE: &str = "end-to-end tests: ";
-/// The most end-to-end tests that are run a second time.
+/// What a test program is announced by, before what it prints.
+const PROGRAM_LINE: &str = "test program: ";
+/// The most tests that are run a second time.
 const MOST_AGAIN: usize = 3;
-/// Tests of what may not happen a single time.
-const NEVER_AGAIN: [&str; 4] =
-    ["dotnet_hostile::", "dotnet_storms::", "dotnet_surviving::", "dotnet_unloading::"];
+/// Tests of what may not happen a single time, end-to-end ones and those of the bridge.
+const NEVER_AGAIN: [&str; 9] = [
+    "dotnet_hostile::",
+    "dotnet_storms::",
+    "dotnet_surviving::",
+    "dotnet_unloading::",
+    "changes::",
+    "faults::",
+    "lifecycle::",
+    "long_lives::",
+    "trouble::",
+];
 /// This program's own command that cargo starts a test program with.
 pub const RUN_PROGRAM: &str = "run-test-program";
 
@@ -138,16 +147,14 @@ fn surroundings(command: &mut Command) -> &mut Command {
         .env("STRATA_DOTNET", dotnet::directory())
 }
 
-/// Runs end-to-end tests that failed a second time, one after the other.
+/// Runs tests that failed a second time, one after the other.
 fn run_again(totals: &mut Totals) -> Result<()> {
-    let Some(program) = totals.end_to_end.clone() else { return Ok(()) };
-    let failed = totals.worth_a_second_run();
-    for name in failed {
+    for Failed { name, program } in totals.worth_a_second_run() {
         println!("\nonce more: {name}");
-        let mut command = Command::new(&program);
-        // Where cargo starts it.
-        command.args(["--exact", "--nocapture", &name]).current_dir(project::root().join("tests"));
-        let ended = surroundings(&mut command).stdin(Stdio::null()).output()?;
+        let mut command = Command::new(&program.path);
+        command.args(["--exact", "--nocapture", &name]).current_dir(&program.directory);
+        let ended = surroundings(&mut command).stdin(Stdio::null()).output();
+        let ended = ended.with_context(|| format!("cannot start {}", program.path.display()))?;
         let printed = [ended.stdout, ended.stderr].concat();
         let printed = String::from_utf8_lossy(&printed);
         println!("{printed}");
@@ -187,9 +194,36 @@ pub fn run_program(words: &[OsString]) -> Result<ExitCode> {
     command.args(arguments);
     if is_end_to_end {
         command.arg(END_TO_END_THREADS);
-        println!("{END_TO_END_LINE}{}", Path::new(program).canonicalize()?.display());
     }
+    println!("{}", announced(Path::new(program))?);
     Err(command.exec()).with_context(|| format!("cannot start {}", program.display()))
+}
+
+/// The line before what a test program prints: cargo has started this one where it starts that one.
+fn announced(program: &Path) -> Result<String> {
+    let directory = std::env::current_dir()?;
+    Ok(format!("{PROGRAM_LINE}{} in {}", program.canonicalize()?.display(), directory.display()))
+}
+
+/// A test program, and where cargo starts it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct TestProgram {
+    path: PathBuf,
+    directory: PathBuf,
+}
+
+impl TestProgram {
+    fn of_line(line: &str) -> Option<Self> {
+        let (path, directory) = line.strip_prefix(PROGRAM_LINE)?.rsplit_once(" in ")?;
+        Some(Self { path: path.into(), directory: directory.into() })
+    }
+}
+
+/// A test that failed, of a program that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Failed {
+    name: String,
+    program: TestProgram,
 }
 
 #[derive(Default)]
@@ -197,10 +231,10 @@ struct Totals {
     passed: u64,
     failed: u64,
     failures: Vec<String>,
-    /// The program of the end-to-end tests, and those of them that failed.
-    end_to_end: Option<PathBuf>,
-    is_end_to_end: bool,
-    failed_end_to_end: Vec<String>,
+    /// The program whose lines come now.
+    program: Option<TestProgram>,
+    /// Of [`Self::failures`], those that may be run again.
+    repeatable: Vec<Failed>,
     /// Tests that failed, and passed when they were run again.
     unsteady: Vec<String>,
     /// Tests that could not run here, or not wholly, and why.
@@ -247,29 +281,26 @@ impl Totals {
         if let Some(name) = failed {
             self.skipped.remove(name);
             self.failures.push(name.to_owned());
-            if self.is_end_to_end {
-                self.failed_end_to_end.push(name.to_owned());
-            }
+            let name = name.to_owned();
+            self.repeatable.extend(self.program.clone().map(|program| Failed { name, program }));
         }
-        if let Some(program) = line.strip_prefix(END_TO_END_LINE) {
-            self.end_to_end = Some(program.into());
-            self.is_end_to_end = true;
+        if let Some(program) = TestProgram::of_line(line) {
+            self.program = Some(program);
         }
         if let Some(result) = line.strip_prefix("test result: ") {
             self.passed += number_before(result, " passed");
             self.failed += number_before(result, " failed");
-            self.is_end_to_end = false;
+            self.program = None;
         }
     }
 
-    /// End-to-end tests that failed, if they are so few that it may be chance.
-    fn worth_a_second_run(&self) -> Vec<String> {
-        let failed = &self.failed_end_to_end;
+    /// Tests that failed, if they are so few that it may be chance.
+    fn worth_a_second_run(&self) -> Vec<Failed> {
         let is_final = |name: &String| NEVER_AGAIN.iter().any(|module| name.starts_with(module));
-        if failed.len() > MOST_AGAIN || failed.iter().any(is_final) {
+        if self.failures.len() > MOST_AGAIN || self.failures.iter().any(is_final) {
             return Vec::new();
         }
-        failed.clone()
+        self.repeatable.clone()
     }
 
     fn passes_after_all(&mut self, name: &str) {
@@ -385,7 +416,7 @@ fn number_before(text: &str, word: &str) -> u64 {
 mod tests {
     use std::ffi::OsString;
 
-    use super::{Part, Totals, ended_test, number_before};
+    use super::{Failed, Part, TestProgram, Totals, ended_test, number_before};
 
     #[test]
     fn a_part_of_the_tests_is_chosen_before_filters() {
@@ -442,12 +473,12 @@ mod tests {
     }
 
     #[test]
-    fn few_end_to_end_tests_that_fail_are_run_again() {
+    fn few_tests_that_fail_are_run_again() {
         let failing = |names: &[&str]| {
             let mut totals = Totals::default();
-            totals.take_line("test unit::fails ... FAILED");
+            totals.take_line("test doc::fails ... FAILED");
             totals.take_line("test result: FAILED. 0 passed; 1 failed; 0 ignored");
-            totals.take_line("end-to-end tests: /target/e2e-1");
+            totals.take_line("test program: /target/e2e in x-1 in /project/tests");
             for name in names {
                 totals.take_line(&format!("test {name} ... FAILED"));
             }
@@ -455,14 +486,17 @@ mod tests {
             totals
         };
         let mut one = failing(&["shares::of_go"]);
-        assert_eq!(one.worth_a_second_run(), ["shares::of_go"]);
+        let program =
+            TestProgram { path: "/target/e2e in x-1".into(), directory: "/project/tests".into() };
+        let name = "shares::of_go".to_owned();
+        assert_eq!(one.worth_a_second_run(), [Failed { name, program }]);
         one.passes_after_all("shares::of_go");
         assert_eq!(one.line(), "10 passed, 1 failed, 0 skipped");
         assert_eq!(
             (one.failures, one.unsteady),
-            (vec!["unit::fails".into()], vec!["shares::of_go".into()])
+            (vec!["doc::fails".into()], vec!["shares::of_go".into()])
         );
-        assert!(failing(&["a", "b", "c", "d"]).worth_a_second_run().is_empty());
+        assert!(failing(&["a", "b", "c"]).worth_a_second_run().is_empty());
         assert!(failing(&["a", "dotnet_unloading::b"]).worth_a_second_run().is_empty());
     }
 

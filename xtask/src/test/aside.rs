@@ -61,6 +61,7 @@ pub fn relay(words: &[OsString]) -> Result<ExitCode> {
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
     let slots = std::env::var_os(SLOTS).map(PathBuf::from).context("relays need slots")?;
     let mut printed = Printed::default();
+    printed.line(&super::announced(Path::new(program))?);
     if let Err(error) = printed.of(&mut command, &slots) {
         printed.line(&format!("{}: {error:#}", program.display()));
         printed.is_bad = true;
