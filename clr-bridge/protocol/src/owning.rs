@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 
 use crate::beside;
 use crate::control::{Outcome, Request, Wishes, capability, slot_of};
@@ -21,6 +22,9 @@ use crate::reader::ReadAt;
 use crate::ring::tail_check;
 use crate::status::StatusRecord;
 
+/// The size of an answer's slot.
+const WORD: usize = size_of::<u64>();
+
 /// Why a bridge cannot be owned.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeError {
@@ -31,13 +35,20 @@ pub enum TakeError {
     Call(#[from] io::Error),
 }
 
-/// Why a request was not written.
-#[derive(Debug, thiserror::Error)]
-pub enum RequestError {
-    #[error("the bridge has not answered the last {REQUEST_SLOTS} requests yet")]
-    Full,
-    #[error("the request cannot be written: {0}")]
-    Call(#[from] io::Error),
+/// The outcomes of the last requests.
+#[derive(Debug)]
+pub struct Outcomes {
+    words: [u8; WORD * REQUEST_SLOTS],
+}
+
+impl Outcomes {
+    /// Of one of them; `None` if it has not been answered.
+    #[must_use]
+    pub fn of(&self, sequence: u64) -> Option<Outcome> {
+        let (words, _) = self.words.as_chunks();
+        let word = words.get(slot_of(sequence)).copied().map(u64::from_le_bytes)?;
+        Outcome::unpack(word, sequence)
+    }
 }
 
 /// The owner of a bridge, until it is dropped.
@@ -133,27 +144,40 @@ impl Owner {
         self.pages.write(BEAT, &self.beat.to_le_bytes())
     }
 
-    /// Writes a request; returns its sequence number. The bridge reads requests when it is woken by
-    /// [`Owner::ring`], which is called once for several.
-    pub fn request(&mut self, kind: u32, first: u64, second: u64) -> Result<u64, RequestError> {
-        let waiting = self.next.wrapping_sub(1).wrapping_sub(self.answered()?);
-        if waiting as usize >= REQUEST_SLOTS {
-            return Err(RequestError::Full);
+    /// Writes the first of these requests (kind, and two words), as many as there is room for; returns
+    /// their sequence numbers. The bridge reads requests when it is woken by [`Owner::ring`].
+    pub fn request(&mut self, wanted: &[(u32, u64, u64)]) -> io::Result<Vec<u64>> {
+        let waiting = self.next.wrapping_sub(1).wrapping_sub(self.answered()?) as usize;
+        let count = wanted.len().min(REQUEST_SLOTS.saturating_sub(waiting));
+        let mut sequences = Vec::with_capacity(count);
+        while let Some(left) = wanted.get(sequences.len()..count).filter(|left| !left.is_empty()) {
+            sequences.extend(self.write_requests(left)?);
         }
-        let sequence = u64::from(self.wishes.epoch) << 32 | u64::from(self.next);
-        let request = Request { sequence, kind, first, second };
-        let offset = REQUESTS + slot_of(sequence) * size_of::<RequestSlot>();
-        self.pages.write(offset, &request.to_bytes())?;
-        match self.next.checked_add(1) {
-            Some(next) => self.next = next,
-            None => {
-                // All numbers are used: go on as the next owner would.
-                self.wishes.epoch = self.wishes.epoch.wrapping_add(1).max(1);
-                self.next = 1;
-                self.write_wishes()?;
-            }
+        Ok(sequences)
+    }
+
+    /// Writes the first of these requests, as many as lie one behind the other.
+    fn write_requests(&mut self, wanted: &[(u32, u64, u64)]) -> io::Result<Range<u64>> {
+        let first = u64::from(self.wishes.epoch) << 32 | u64::from(self.next);
+        let slot = slot_of(first);
+        let numbers_left = (u32::MAX - self.next) as usize + 1;
+        let count = wanted.len().min(REQUEST_SLOTS - slot).min(numbers_left);
+        let sequences = first..first + count as u64;
+        let requests = sequences.clone().zip(wanted).flat_map(|(sequence, wanted)| {
+            let &(kind, first, second) = wanted;
+            Request { sequence, kind, first, second }.to_bytes()
+        });
+        let bytes: Vec<u8> = requests.collect();
+        self.pages.write(REQUESTS + slot * size_of::<RequestSlot>(), &bytes)?;
+        if count < numbers_left {
+            self.next += count as u32;
+        } else {
+            // All numbers are used: go on as the next owner would.
+            self.wishes.epoch = self.wishes.epoch.wrapping_add(1).max(1);
+            self.next = 1;
+            self.write_wishes()?;
         }
-        Ok(sequence)
+        Ok(sequences)
     }
 
     /// Number of the last request that was answered.
@@ -162,12 +186,11 @@ impl Owner {
         Ok(if (answered >> 32) as u32 == self.wishes.epoch { answered as u32 } else { 0 })
     }
 
-    /// The outcome of one of the last [`REQUEST_SLOTS`] requests; `None` if it has not been
-    /// answered.
-    pub fn outcome(&self, sequence: u64) -> io::Result<Option<Outcome>> {
-        let slot = ANSWER_SLOTS + 8 * slot_of(sequence);
-        let word = u64::from_le_bytes(read_word(&self.file, slot)?);
-        Ok(Outcome::unpack(word, sequence))
+    /// The outcomes of the last [`REQUEST_SLOTS`] requests.
+    pub fn outcomes(&self) -> io::Result<Outcomes> {
+        let mut words = [0; WORD * REQUEST_SLOTS];
+        self.file.read_at(ANSWER_SLOTS as u64, &mut words)?;
+        Ok(Outcomes { words })
     }
 
     /// Frees the ring's cells before this position for the bridge.

@@ -4,6 +4,7 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,7 +19,7 @@ use strata_bridge_protocol::field::{CodeRange, Measure, Sink};
 use strata_bridge_protocol::layout::{
     CONTEXT_SLOTS, MAX_EVENT, RING_CELLS, RecordHeader, SEGMENT_DATA, SEGMENT_SIZE,
 };
-use strata_bridge_protocol::owning::{Owner, RequestError, TakeError};
+use strata_bridge_protocol::owning::{Owner, TakeError};
 use strata_bridge_protocol::reader::ring::RingReader;
 use strata_bridge_protocol::reader::{Budget, Limits, Reader, ReaderLosses};
 use strata_bridge_protocol::record::{
@@ -660,17 +661,19 @@ fn wishes_and_requests_arrive_and_are_answered() {
     assert!(owner.is_obeyed(&reader.status().expect("the status can be read")));
 
     assert_eq!(writer.control().next_request(wishes.epoch), None);
-    let first = owner.request(request::RESOLVE_IP, 0x7f00, 0).expect("room");
-    let second = owner.request(request::IL_MAP, 5, 6).expect("room");
+    let requests = [(request::RESOLVE_IP, 0x7f00, 0), (request::IL_MAP, 5, 6)];
+    let sent = owner.request(&requests).expect("memory");
+    let [first, second] = *sent else { panic!("no room: {sent:?}") };
+    let outcome = |sequence| owner.outcomes().expect("memory").of(sequence);
     let asked = writer.control().next_request(wishes.epoch).expect("a request");
     assert_eq!((asked.sequence, asked.kind, asked.first), (first, request::RESOLVE_IP, 0x7f00));
-    assert_eq!(owner.outcome(first).expect("memory"), None);
+    assert_eq!(outcome(first), None);
     writer.control().answer(&asked, Outcome::Answered);
     let asked = writer.control().next_request(wishes.epoch).expect("another request");
     assert_eq!((asked.sequence, asked.first, asked.second), (second, 5, 6));
     writer.control().answer(&asked, Outcome::Failed);
-    assert_eq!(owner.outcome(first).expect("memory"), Some(Outcome::Answered));
-    assert_eq!(owner.outcome(second).expect("memory"), Some(Outcome::Failed));
+    assert_eq!(outcome(first), Some(Outcome::Answered));
+    assert_eq!(outcome(second), Some(Outcome::Failed));
     assert_eq!(writer.control().next_request(wishes.epoch), None);
 
     owner.release().expect("memory");
@@ -710,27 +713,38 @@ fn a_full_request_ring_refuses_until_answers_come() {
     let (writer, _reader) = writer_and_reader();
     let mut owner = Owner::take(main_file(&writer), "a test").expect("it has no owner");
     let epoch = owner.wishes().epoch;
-    for ip in 0..256 {
-        owner.request(request::RESOLVE_IP, ip, 0).expect("room");
-    }
-    let full = owner.request(request::RESOLVE_IP, 0, 0);
-    assert!(matches!(full, Err(RequestError::Full)), "{full:?}");
+    let mut ask = |ips: Range<u64>| {
+        let wanted: Vec<_> = ips.map(|ip| (request::RESOLVE_IP, ip, 0)).collect();
+        owner.request(&wanted).expect("memory").len()
+    };
+    // The second ones go round the end of the slots.
+    assert_eq!([ask(0..100), ask(100..300), ask(256..300)], [100, 156, 0]);
     for ip in 0..256 {
         let asked = writer.control().next_request(epoch).expect("a request");
         assert_eq!(asked.first, ip);
         writer.control().answer(&asked, Outcome::Answered);
     }
     assert_eq!(writer.control().next_request(epoch), None);
-    owner.request(request::RESOLVE_IP, 1, 0).expect("room again");
+    assert_eq!([ask(0..100), ask(100..300)], [100, 156], "there is room again");
+    for ip in 0..256 {
+        let asked = writer.control().next_request(epoch).expect("a request");
+        assert_eq!(asked.first, ip);
+        writer.control().answer(&asked, Outcome::Answered);
+        if ip == 99 {
+            // Round the end of the slots in one call.
+            assert_eq!(ask(256..1000), 100);
+        }
+    }
+    let asked = writer.control().next_request(epoch).expect("a request");
+    assert_eq!(asked.first, 256);
 }
 
 #[test]
 fn what_an_owner_before_asked_is_not_answered_to_the_next() {
     let (writer, _reader) = writer_and_reader();
     let mut before = Owner::take(main_file(&writer), "first").expect("it has no owner");
-    for ip in 0..100 {
-        before.request(request::RESOLVE_IP, ip, 0).expect("room");
-    }
+    let wanted: Vec<_> = (0..100).map(|ip| (request::RESOLVE_IP, ip, 0)).collect();
+    assert_eq!(before.request(&wanted).expect("memory").len(), 100);
     let epoch = before.wishes().epoch;
     let asked = writer.control().next_request(epoch).expect("a request");
     writer.control().answer(&asked, Outcome::Answered);
@@ -739,7 +753,7 @@ fn what_an_owner_before_asked_is_not_answered_to_the_next() {
     let epoch = writer.control().wishes().expect("wishes").epoch;
     assert_eq!(epoch, next.wishes().epoch);
     assert_eq!(writer.control().next_request(epoch), None);
-    next.request(request::RESOLVE_IP, 1000, 0).expect("room");
+    assert_eq!(next.request(&[(request::RESOLVE_IP, 1000, 0)]).expect("memory").len(), 1);
     let asked = writer.control().next_request(epoch).expect("a request");
     assert_eq!(asked.first, 1000);
 }

@@ -277,8 +277,8 @@ fn holes_under_the_seals_cost_only_the_process_its_own_data() {
         reader.context(5).expect("holes can be read");
         reader.status().expect("holes can be read");
         owner.wish(wish::JIT_EVENTS, [1; 32]).expect("holes can be written");
-        _ = owner.request(request::RESOLVE_IP, 1, 2);
-        _ = owner.outcome(1).expect("holes can be read");
+        _ = owner.request(&[(request::RESOLVE_IP, 1, 2)]);
+        _ = owner.outcomes().expect("holes can be read").of(1);
         let mut losses = ReaderLosses::default();
         let mut ring = RingReader::new(owner.file(), RingPlaces::MAIN).expect("holes can be read");
         let events = ring.poll(owner.file(), Budget::default(), &mut losses).expect("readable");
@@ -327,7 +327,7 @@ fn a_process_that_locks_its_own_file_stalls_no_other() {
         assert!(file.as_raw_fd() > 0);
         let mut owner = Owner::take(file, "a test").expect("it can be owned");
         owner.wish(wish::JIT_EVENTS, [0; 32]).expect("it can be written");
-        owner.request(request::RESOLVE_IP, 1, 2).expect("it can be written");
+        owner.request(&[(request::RESOLVE_IP, 1, 2)]).expect("it can be written");
         owner.set_ring_tail(5).expect("it can be written");
         owner.release().expect("it can be written");
         send.send(MAIN_SIZE).expect("the test waits");

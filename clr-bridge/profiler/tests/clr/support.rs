@@ -542,11 +542,12 @@ impl Watcher {
     /// Asks, and waits for what became of it.
     pub fn ask(&mut self, kind: u32, first: u64, second: u64) -> Outcome {
         let owner = self.owner.as_mut().expect("an owner");
-        let sequence = owner.request(kind, first, second).expect("to ask");
+        let sent = owner.request(&[(kind, first, second)]).expect("to ask");
+        let sequence = *sent.first().expect("room");
         owner.ring().expect("to ring");
         let owner = self.owner.as_ref().expect("an owner");
         let what = format!("an outcome of {kind} {first:#x} ({sequence:#x})");
-        eventually(&what, || owner.outcome(sequence).expect("the answers"))
+        eventually(&what, || owner.outcomes().expect("the answers").of(sequence))
     }
 
     pub fn methods(&self) -> impl Iterator<Item = &MethodRecord> {

@@ -15,12 +15,14 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use crate::blocking_reader::{BlockingReader, Patience, Ticket, owner_of};
+use crate::blocking_reader::{BlockingReader, Owner, Patience, Ticket, owner_of};
 use crate::image_id::ImageId;
 
 /// Time limit of reading methods' code, which is exceeded only if its pages lie in a file that
 /// hangs.
 const READING: Patience = Patience { limit: Duration::from_millis(500), threads: 32, of_one: 4 };
+/// How long the user of a process is taken to be the same.
+const OWNERS_LAST: Duration = Duration::from_secs(1);
 /// Methods that are read at one time: one that hangs costs the others of its request.
 const AT_ONCE: usize = 64;
 /// Bytes of code that are asked for, and not taken yet: of one process, and of all.
@@ -90,6 +92,8 @@ pub struct CodeReader {
     asked: HashMap<Ticket, Asked>,
     /// The bytes asked for, by process.
     bytes: HashMap<ImageId, u64>,
+    /// The users of processes with questions, and since when they are known.
+    owners: (HashMap<ImageId, Owner>, Instant),
     credit: Credit,
     /// Methods whose code was not read because that hangs.
     unread: u64,
@@ -107,6 +111,7 @@ impl CodeReader {
             reader: BlockingReader::new("code", READING, read),
             asked: HashMap::new(),
             bytes: HashMap::new(),
+            owners: (HashMap::new(), Instant::now()),
             credit: Credit::new(Instant::now()),
             unread: 0,
         }
@@ -135,7 +140,8 @@ impl CodeReader {
                 break;
             }
             let some: Vec<Place> = places.drain(..count).collect();
-            let Some(ticket) = self.reader.ask_of(owner_of(pid), (pid, some.clone())) else {
+            let owner = self.owner_of((pid, image));
+            let Some(ticket) = self.reader.ask_of(owner, (pid, some.clone())) else {
                 self.unread += some.len() as u64;
                 refused.extend(some.into_iter().map(|place| (place, Vec::new())));
                 continue;
@@ -145,6 +151,15 @@ impl CodeReader {
             self.asked.insert(ticket, Asked { image, purpose, places: some, bytes });
         }
         (!refused.is_empty()).then_some(Answer { image, purpose, codes: refused })
+    }
+
+    fn owner_of(&mut self, (pid, image): (u32, ImageId)) -> Owner {
+        let (owners, since) = &mut self.owners;
+        if since.elapsed() > OWNERS_LAST {
+            owners.clear();
+            *since = Instant::now();
+        }
+        *owners.entry(image).or_insert_with(|| owner_of(pid))
     }
 
     /// What was read since the last call.

@@ -7,7 +7,8 @@ use std::collections::{HashSet, VecDeque};
 use std::io;
 
 use strata_bridge_protocol::control::{Outcome, request};
-use strata_bridge_protocol::owning::{Owner, RequestError};
+use strata_bridge_protocol::layout::REQUEST_SLOTS;
+use strata_bridge_protocol::owning::Owner;
 
 /// More requests do not wait.
 pub const MAX_WAITING: usize = 1 << 16;
@@ -76,33 +77,30 @@ impl Requests {
     /// Collects the outcomes of requests, and sends as many as there is room for.
     pub fn advance(&mut self, owner: &mut Owner) -> io::Result<Vec<(Question, Unanswered)>> {
         let mut unanswered = Vec::new();
-        while let Some(&(sequence, question)) = self.asked.front() {
-            let Some(outcome) = owner.outcome(sequence)? else { break };
-            self.asked.pop_front();
-            self.open.remove(&question);
-            match outcome {
-                Outcome::Answered => {}
-                Outcome::Unknown | Outcome::Failed => {
-                    unanswered.push((question, Unanswered::Refused));
+        if !self.asked.is_empty() {
+            let outcomes = owner.outcomes()?;
+            while let Some(&(sequence, question)) = self.asked.front() {
+                let Some(outcome) = outcomes.of(sequence) else { break };
+                self.asked.pop_front();
+                self.open.remove(&question);
+                match outcome {
+                    Outcome::Answered => {}
+                    Outcome::Unknown | Outcome::Failed => {
+                        unanswered.push((question, Unanswered::Refused));
+                    }
+                    Outcome::Lost => unanswered.push((question, Unanswered::Lost)),
                 }
-                Outcome::Lost => unanswered.push((question, Unanswered::Lost)),
             }
         }
-        let mut is_new = false;
-        while let Some(&question) = self.waiting.front() {
-            let (kind, first, second) = question.encoded();
-            match owner.request(kind, first, second) {
-                Ok(sequence) => {
-                    self.waiting.pop_front();
-                    self.asked.push_back((sequence, question));
-                    is_new = true;
-                }
-                Err(RequestError::Full) => break,
-                Err(RequestError::Call(error)) => return Err(error),
+        if !self.waiting.is_empty() {
+            let first = self.waiting.iter().take(REQUEST_SLOTS);
+            let wanted: Vec<_> = first.map(|question| question.encoded()).collect();
+            let sequences = owner.request(&wanted)?;
+            if !sequences.is_empty() {
+                let sent = self.waiting.drain(..sequences.len());
+                self.asked.extend(sequences.into_iter().zip(sent));
+                owner.ring()?;
             }
-        }
-        if is_new {
-            owner.ring()?;
         }
         Ok(unanswered)
     }
