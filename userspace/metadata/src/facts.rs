@@ -21,6 +21,8 @@ pub struct Facts<'a> {
     pub pod: Option<&'a Pod>,
     /// Target of `/proc/PID/exe`.
     pub exe: Option<&'a str>,
+    /// The name of the link that it was started by, where that is another one.
+    pub called: Option<&'a str>,
     pub comm: &'a str,
 }
 

@@ -311,6 +311,7 @@ fn of_pod(claims: &mut Claims, pod: &Pod) {
 }
 
 fn of_process(claims: &mut Claims, facts: &Facts<'_>) {
+    claims.maybe(Field::Service, Source::Executable, facts.called);
     claims.maybe(Field::Service, Source::Executable, facts.exe.map(executable_name));
     claims.add(Field::Service, Source::Comm, facts.comm);
 }

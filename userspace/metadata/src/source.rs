@@ -168,7 +168,12 @@ impl Source {
             Self::PodContainer => {
                 ["`NAMESPACE/CONTAINER`", "", "", "`namespace`, `pod`, `container`"]
             }
-            Self::Executable => ["its file name", "", "", ""],
+            Self::Executable => [
+                "that of the link it was started by (`redis-server`, `ls` of busybox), else its file name",
+                "",
+                "",
+                "",
+            ],
             Self::Comm => ["yes", "", "", ""],
             Self::Nothing => ["`unknown`", "", "", ""],
         }

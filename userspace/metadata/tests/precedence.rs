@@ -19,6 +19,7 @@ struct World {
     container: Option<Container>,
     pod: Option<Pod>,
     exe: Option<&'static str>,
+    called: Option<&'static str>,
     comm: &'static str,
 }
 
@@ -59,6 +60,7 @@ impl World {
                 ..Pod::default()
             }),
             exe: Some("/usr/bin/of-exe"),
+            called: Some("of-link"),
             comm: "of-comm",
         }
     }
@@ -75,6 +77,7 @@ impl World {
             container: self.container.as_ref(),
             pod: self.pod.as_ref(),
             exe: self.exe,
+            called: self.called,
             comm: self.comm,
         };
         identify(&facts, &self.choice, Kinds::NONE)
@@ -103,7 +106,7 @@ fn every_step_and_every_tie_in_it_names_the_service_when_those_before_are_missin
         pod.labels.retain(|(name, _)| name != label);
         pod.annotations.retain(|(name, _)| name != label);
     }
-    let ladder: [Rung; 20] = [
+    let ladder: [Rung; 21] = [
         ("of-rule", Source::Rule, |world| world.choice.service = None),
         ("of-application", Source::Application, |world| world.application = ""),
         ("of-pyroscope", Source::PyroscopeApplicationName, unset),
@@ -132,6 +135,7 @@ fn every_step_and_every_tie_in_it_names_the_service_when_those_before_are_missin
         }),
         ("of-name-label", Source::PodNameLabel, |world| without(world, "app.kubernetes.io/name")),
         ("shop/cart", Source::PodContainer, |world| world.pod = None),
+        ("of-link", Source::Executable, |world| world.called = None),
         ("of-exe", Source::Executable, |world| world.exe = None),
         ("of-comm", Source::Comm, |world| world.comm = ""),
     ];

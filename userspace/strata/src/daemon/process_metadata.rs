@@ -430,6 +430,7 @@ impl ProcessMetadata {
             container: container.as_ref().and_then(|facts| facts.container.as_ref()),
             pod: container.as_ref().and_then(|facts| facts.pod.as_ref()),
             exe: process.seen.exe.as_deref().or(program.as_deref()),
+            called: process.seen.called.as_deref(),
             comm: if process.seen.is_kernels { KERNEL } else { &comm },
         };
         let decision = rules::decide(&configuration.rules, &facts);

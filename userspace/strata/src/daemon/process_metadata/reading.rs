@@ -65,6 +65,9 @@ impl Wanted {
     }
 }
 
+/// The longest name that the kernel keeps of a process.
+const MOST_COMM: usize = 15;
+
 /// The metadata read from a process.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
@@ -76,6 +79,8 @@ pub struct Seen {
     /// Used variables that had no room in it.
     pub not_kept: u32,
     pub exe: Option<String>,
+    /// The name that its program was started by, where a link has another one.
+    pub called: Option<String>,
     /// If it is a .NET process.
     pub entry_assembly: Option<String>,
     /// A thread of the kernel: there are hundreds, with names that come and go.
@@ -106,6 +111,7 @@ impl Seen {
             environment,
             not_kept,
             entry_assembly: entry_assembly(&place, exe.as_deref()),
+            called: exe.as_deref().and_then(|exe| called(&place, exe)),
             is_kernels,
             exe,
             at: monotonic_nanos(),
@@ -170,13 +176,36 @@ fn entry_assembly(place: &str, exe: Option<&str>) -> Option<String> {
     if name != "dotnet" && name != "corerun" {
         return Some(name.to_owned());
     }
-    let mut command = Vec::new();
-    let file = File::open(format!("{place}/cmdline")).ok()?;
-    file.take(MAX_COMMAND).read_to_end(&mut command).ok()?;
+    let command = command_of(place)?;
     let mut arguments = command.split(|byte| *byte == 0).skip(1);
     let assembly =
         arguments.find(|argument| argument.ends_with(b".dll") || argument.ends_with(b".exe"))?;
     Some(String::from_utf8_lossy(assembly).into_owned())
+}
+
+fn command_of(place: &str) -> Option<Vec<u8>> {
+    let mut command = Vec::new();
+    let file = File::open(format!("{place}/cmdline")).ok()?;
+    file.take(MAX_COMMAND).read_to_end(&mut command).ok()?;
+    Some(command)
+}
+
+/// The name of the link that a program was started by: `redis-server` is one to `redis-check-rdb`, `ls`
+/// one to `busybox`. The kernel names a process after it, until the process names itself, and its first
+/// argument is another one where a script was started. Versions are no names of their own (`python3`).
+fn called(place: &str, exe: &str) -> Option<String> {
+    let name = exe.trim_end_matches(" (deleted)").rsplit('/').next()?;
+    let comm = std::fs::read(format!("{place}/comm")).ok()?;
+    let comm = comm.trim_ascii_end();
+    if comm.is_empty() || name.as_bytes().starts_with(comm) {
+        return None;
+    }
+    let command = command_of(place)?;
+    let first = command.split(|byte| *byte == 0).next()?;
+    let first = first.rsplit(|byte| *byte == b'/').next()?;
+    let is_named_so =
+        first.starts_with(comm) && (first.len() == comm.len() || comm.len() == MOST_COMM);
+    is_named_so.then(|| String::from_utf8_lossy(first).into_owned())
 }
 
 /// How old a process is; `None` when it is gone.
@@ -209,6 +238,36 @@ pub fn runtime_id(pid: u32) -> Option<Uuid> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_that_a_link_starts_is_called_as_the_link() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let called = |link: &str, name: Option<&str>| {
+            let path = folder.path().join(link);
+            std::os::unix::fs::symlink("/bin/sleep", &path).expect("a link");
+            let mut command = std::process::Command::new(&path);
+            if let Some(name) = name {
+                std::os::unix::process::CommandExt::arg0(&mut command, name);
+            }
+            let mut child = command.arg("60").spawn().expect("it starts");
+            // A process has its name a moment later than this one goes on.
+            let comm = format!("/proc/{}/comm", child.id());
+            while !std::fs::read_to_string(&comm)
+                .is_ok_and(|comm| link.starts_with(comm.trim_end()))
+            {
+                std::thread::yield_now();
+            }
+            let seen = Seen::read(child.id(), &Wanted::of(&[]));
+            child.kill().and_then(|()| child.wait()).expect("it ends");
+            (seen.exe.is_some_and(|exe| exe.ends_with("/sleep")), seen.called)
+        };
+        let long = "a-server-with-a-long-name";
+        assert_eq!(called(long, None), (true, Some(long.to_owned())));
+        assert_eq!(called("server", None), (true, Some("server".to_owned())));
+        // A version, and a program whose first argument is something else.
+        assert_eq!(called("sl", None), (true, None));
+        assert_eq!(called("other", Some("a title: of its own")), (true, None));
+    }
 
     #[test]
     fn a_process_has_the_same_runtime_id_whenever_it_is_read() {
