@@ -246,6 +246,27 @@ fn threads_that_wait_once_are_not_lost_beside_others_that_wait_all_the_time() ->
     Ok(())
 }
 
+/// What was not spent while a program was idle is there for its next burst: all of its waits are recorded,
+/// the long one after the short ones too.
+#[test]
+fn a_long_wait_after_many_short_ones_is_counted_as_it_was() -> Result<()> {
+    let _machine = machine::alone()?;
+    let bursts = targets::c("bursts").flag("-pthread").build()?;
+    let recorded = record()?.option("-e", "off_cpu").output("out.folded").command(bursts, &["6"]);
+    let recorded = recorded.run()?;
+    let stacks = stacks(&recorded, "out.folded")?;
+    let measured = recorded.ended.stdout.lines().find_map(|line| line.strip_prefix("bursts: "));
+    let measured = measured.context("the target has measured its waits")?;
+    let (long, short) = measured.split_once(' ').context("two numbers")?;
+    let (long, short): (f64, f64) = (long.parse()?, short.parse()?);
+    let seen = ["waits_long", "waits_shortly"].map(|function| below(&stacks, function));
+    println!("{seen:.3?} of {long} and {short} s");
+    assert!((seen[0] / long - 1.0).abs() < 0.03, "{seen:?}");
+    // What it measured has the time on a CPU too.
+    assert!(seen[1] > 0.2 * short && seen[1] < 1.03 * short, "{seen:?}");
+    Ok(())
+}
+
 /// A rule selects one process among two hundred that wait all the time: what waits cost is spent on it, and its
 /// sums are exact.
 #[test]

@@ -197,9 +197,10 @@ pub struct Seen {
 pub struct Pace {
     pub window: u32,
     pub walks: u8,
-    /// Waits in it that were no preemptions, walked or not.
-    pub blocked: u8,
-    pub shift: u16,
+    pub shift: u8,
+    /// How many waits in it that were no preemptions were chosen for their place, in two bits for each of
+    /// eight places.
+    pub favoured: u16,
 }
 
 /// Windows whose switches are kept: those of the last but one are complete.
@@ -221,7 +222,9 @@ pub struct CpuPace {
     pub switches: u32,
     /// Chosen waits in it that were among the first of their threads.
     pub favoured: u32,
-    pub reserved: [u32; 25],
+    /// Nanoseconds that were not spent in the windows before.
+    pub kept: u32,
+    pub reserved: [u32; 24],
 }
 
 /// The events of one process in the current window of time.

@@ -35,7 +35,7 @@ use strata_abi::tables::UNWANTED_OFF_CPU;
 use strata_abi::wait_pace::{self, Block, MAX_SHIFT};
 use strata_abi::wait_slots;
 
-use crate::arch::{SAVED_MODE, SAVED_SYSCALL, is_native, is_user};
+use crate::arch::{SAVED_MODE, SAVED_SP, SAVED_SYSCALL, is_native, is_user};
 use crate::context::read_context;
 use crate::maps::{
     CpuPace, HOST_WINDOWS, Hot, OFF_CPU_CACHE, OFF_CPU_HOT, OFF_CPU_PACES, OFF_CPU_RECORD,
@@ -51,13 +51,21 @@ use crate::task::{field, word};
 
 /// A thread is walked so often in a window at most, on average.
 const THREAD_WALKS: u8 = 16;
-/// So many waits of a thread in a window are chosen whatever the CPU has spent: they may last for minutes,
-/// and for one that is not chosen no later one makes up. Where a thread is preempted, it goes on soon.
-const FAVOURED: u8 = 4;
+/// So many waits of a thread in one place are chosen in a window whatever the CPU has spent: they may last
+/// for minutes, and for one that is not chosen no later one makes up. A place is the system call and the
+/// stack pointer in user mode: after thousands of short waits in one place, the first in another is walked.
+/// Where a thread is preempted, it goes on soon.
+const FAVOURED: u16 = 3;
+/// Bits of a count of such waits in [`Pace::favoured`], which has one for each of so many places.
+const FAVOURED_BITS: u32 = 2;
+const PLACE_BITS: u32 = 3;
 /// As many in a window of a CPU; beyond them such a wait is chosen so many powers of two more often than
 /// others.
 const MOST_FAVOURED: u32 = 64;
 const FAVOUR: u32 = 4;
+/// What a CPU has not spent is kept for so many windows: bursts of a program that is switched little on
+/// average are walked whole. While there is half of it, threads have no limit of their own.
+const KEPT_WINDOWS: u32 = 8;
 /// A process that is left out is looked at again after so many windows.
 const SKIPPED_WINDOWS: u32 = 8;
 /// An owner that was not switched for so many windows is idle.
@@ -309,14 +317,14 @@ fn choose(tid: u32, state: u32, window: u32, all: &mut CpuPace) -> u32 {
         if window.wrapping_sub(pace.window) >= IDLE_WINDOWS {
             block.passed = block.length;
         }
-        turn(pace, window);
+        turn(pace, window, all);
         block.turn();
     }
     if pace.walks == LEFT_OUT {
         return 0;
     }
-    let is_favoured = state != 0 && pace.blocked < FAVOURED;
-    pace.blocked += is_favoured as u8;
+    let is_rare = pace.shift as u32 + all.shift != 0;
+    let is_favoured = is_rare && state != 0 && is_favoured_place(pace);
     let favour = match (is_favoured, all.favoured < MOST_FAVOURED) {
         (false, _) => 0,
         (true, true) => MAX_SHIFT,
@@ -334,6 +342,22 @@ fn choose(tid: u32, state: u32, window: u32, all: &mut CpuPace) -> u32 {
     }
     all.favoured += is_favoured as u32;
     1 << (block.shift as u32 & 31)
+}
+
+/// Whether a wait of the current thread is one of the first ones where it waits now.
+#[inline(always)]
+fn is_favoured_place(pace: &mut Pace) -> bool {
+    // SAFETY: as in `send_begin`.
+    let (call, sp) = unsafe {
+        let registers = bpf_task_pt_regs(bpf_get_current_task_btf()) as *const u8;
+        (saved(registers, SAVED_SYSCALL), saved(registers, SAVED_SP))
+    };
+    const SPREAD: u32 = 0x9e37_79b9;
+    let place = (sp as u32 ^ (call as u32) << 20).wrapping_mul(SPREAD) >> (u32::BITS - PLACE_BITS);
+    let at = place * FAVOURED_BITS;
+    let is_first = pace.favoured >> at & ((1 << FAVOURED_BITS) - 1) < FAVOURED;
+    pace.favoured += (is_first as u16) << at;
+    is_first
 }
 
 /// A slot for a thread that has none.
@@ -374,11 +398,12 @@ fn take_slot(tid: u32, window: u32) -> u32 {
         }
     }
     // Threads that take slots from each other are not walked more often for it.
-    let Pace { window: last, walks, blocked, shift } = set.paces[way];
+    let Pace { window: last, walks, shift, favoured } = set.paces[way];
     let is_new = walks == LEFT_OUT || last != window;
-    let (walks, blocked) = if is_new { (0, 0) } else { (walks, blocked) };
-    let (walks, blocked, shift) = if free.is_some() { (0, 0, 0) } else { (walks, blocked, shift) };
-    set.paces[way] = Pace { window, walks, blocked, shift };
+    let (walks, favoured) = if is_new { (0, 0) } else { (walks, favoured) };
+    let (walks, shift, favoured) =
+        if free.is_some() { (0, 0, 0) } else { (walks, shift, favoured) };
+    set.paces[way] = Pace { window, walks, shift, favoured };
     set.blocks[way] = Block { shift: 0, length: 0, choice: 0, passed: 0 };
     way as u32
 }
@@ -424,23 +449,31 @@ fn window() -> u32 {
     (unsafe { bpf_jiffies64() } >> (window_shift() as u64 & 31)) as u32
 }
 
+/// Whether a CPU has so much left that no thread needs a limit.
+#[inline(always)]
+fn is_rich(all: &CpuPace) -> bool {
+    all.kept > all.budget * (KEPT_WINDOWS / 2)
+}
+
 /// A new window: a thread that was walked little is walked more often.
 #[inline(always)]
-fn turn(pace: &mut Pace, window: u32) {
+fn turn(pace: &mut Pace, window: u32, all: &CpuPace) {
     let passed = window.wrapping_sub(pace.window);
-    if pace.walks < THREAD_WALKS / 2 {
-        pace.shift = if passed >= pace.shift as u32 { 0 } else { pace.shift - passed as u16 };
+    if pace.walks < THREAD_WALKS / 2 || is_rich(all) {
+        pace.shift = if passed >= pace.shift as u32 { 0 } else { pace.shift - passed as u8 };
     }
     pace.window = window;
     pace.walks = 0;
-    pace.blocked = 0;
+    pace.favoured = 0;
 }
 
 /// A walk more in this window: a thread that has had enough is walked half as often.
 #[inline(always)]
-fn note(pace: &mut Pace) {
-    pace.walks += 1;
-    if pace.walks >= THREAD_WALKS && (pace.shift as u32) < MAX_SHIFT {
+fn note(pace: &mut Pace, all: &CpuPace) {
+    if pace.walks < THREAD_WALKS {
+        pace.walks += 1;
+    }
+    if pace.walks >= THREAD_WALKS && (pace.shift as u32) < MAX_SHIFT && !is_rich(all) {
         pace.walks = 0;
         pace.shift += 1;
     }
@@ -450,9 +483,10 @@ fn note(pace: &mut Pace) {
 #[inline(never)]
 fn turn_cpu(pace: &mut CpuPace, window: u32) {
     let passed = window.wrapping_sub(pace.window);
-    if pace.spent < pace.budget / 2 {
+    if pace.spent < pace.budget / 2 || is_rich(pace) {
         pace.shift = if passed >= pace.shift { 0 } else { pace.shift - passed };
     }
+    let left = if pace.spent < pace.budget { pace.budget - pace.spent } else { 0 };
     // Older ones may be another window's by now.
     if passed < HOST_WINDOWS - 1 {
         report_switches(pace.window, pace.switches);
@@ -460,6 +494,10 @@ fn turn_cpu(pace: &mut CpuPace, window: u32) {
     // Every CPU that is switched has reported that one.
     let switches = switches_of(window.wrapping_sub(2));
     pace.budget = wait_pace::budget(wait_budget(), switches, wait_cpus());
+    let idle = if passed > KEPT_WINDOWS { KEPT_WINDOWS } else { passed - 1 };
+    let kept = pace.kept + left + idle * pace.budget;
+    let most = KEPT_WINDOWS * pace.budget;
+    pace.kept = if kept > most { most } else { kept };
     pace.window = window;
     pace.spent = 0;
     pace.raw = 0;
@@ -497,10 +535,14 @@ fn switches_of(window: u32) -> u32 {
 #[inline(always)]
 fn note_cpu(pace: &mut CpuPace, took: u64) {
     let spent = pace.spent as u64 + took;
-    pace.spent = spent as u32;
-    if spent >= pace.budget as u64 && pace.shift < MAX_SHIFT {
+    if spent < pace.budget as u64 {
+        pace.spent = spent as u32;
+    } else if took < pace.kept as u64 {
+        pace.kept -= took as u32;
+    } else {
+        pace.kept = 0;
         pace.spent = 0;
-        pace.shift += 1;
+        pace.shift += (pace.shift < MAX_SHIFT) as u32;
     }
 }
 
@@ -605,7 +647,7 @@ fn note_sent(tid: u32, cpu: u32, began: u64, is_sent: bool, is_raw: bool) {
     let slot = slot_of(tid);
     if let Some((set, way)) = slot {
         // SAFETY: as in `choose`.
-        note(unsafe { &mut (*set).paces[way] });
+        note(unsafe { &mut (*set).paces[way] }, all);
         if !is_sent {
             clear_waiting(tid, way);
             return;

@@ -5,6 +5,12 @@ use std::time::{Duration, SystemTime};
 /// Marsaglia's xorshift.
 pub(crate) struct Random(u64);
 
+impl Default for Random {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Random {
     pub(crate) fn new() -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

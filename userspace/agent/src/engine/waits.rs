@@ -25,6 +25,7 @@ use crate::aggregate::{self, Aggregate, ThreadKey, Words};
 use crate::image_id::ImageId;
 use crate::kernel::functions;
 use crate::processes::table::Space;
+use crate::random::Random;
 
 /// Bytes of stacks of threads that wait, of all processes ([`ThreadMemory`]).
 const MOST_BYTES: usize = 32 << 20;
@@ -60,6 +61,8 @@ struct Wait {
     stack: Option<Stack>,
     /// What is to be counted once there is a stack.
     later: Vec<Span>,
+    /// Of the waits that it stands for, what has not passed yet, and their state.
+    owed: Option<(u64, &'static str)>,
 }
 
 /// A part of a wait: when it ended, how long it and those were that it stands for, the thread's state.
@@ -83,6 +86,8 @@ struct Spare {
 /// More is not kept: a thread that was running for hours has not waited meanwhile. Of one that has not waited
 /// for so long nothing is kept: it would have as much in any case.
 const MOST_SPARE: u64 = 10_000_000_000;
+/// More is not owed to a wait: what passes much later is of other waits, or none.
+const MOST_OWED: u64 = 1_000_000_000;
 
 impl Spare {
     /// Time passes without a wait that is sampled.
@@ -92,12 +97,20 @@ impl Spare {
         self.until = self.until.max(until);
     }
 
-    /// What a part of a wait and others like it have taken.
-    fn take(&mut self, lasted: u64, weight: u32, until: u64) -> u64 {
-        let others = lasted.saturating_mul(u64::from(weight.max(1)) - 1).min(self.nanos);
-        self.nanos -= others;
+    /// What a part of a wait and others like it have taken, and what of those has not passed yet: they may
+    /// come after it.
+    fn take(&mut self, lasted: u64, weight: u32, until: u64) -> (u64, u64) {
+        let others = lasted.saturating_mul(u64::from(weight.max(1)) - 1);
+        let passed = self.pay(others);
         self.until = self.until.max(until);
-        lasted.saturating_add(others)
+        (lasted.saturating_add(passed), others - passed)
+    }
+
+    /// Takes so much of it, as far as it is there.
+    fn pay(&mut self, owed: u64) -> u64 {
+        let paid = owed.min(self.nanos);
+        self.nanos -= paid;
+        paid
     }
 }
 
@@ -136,8 +149,12 @@ impl Wait {
         for (from, time, state) in
             [(from, runs_from, state_name(self.state)), (runs_from, until, "runnable")]
         {
-            let value = self.spare.take(time - from, self.weight, time);
+            let (value, owed) = self.spare.take(time - from, self.weight, time);
             self.add(Span { time, value, state }, to);
+            if owed > 0 {
+                let before = self.owed.map_or(0, |(before, _)| before);
+                self.owed = Some((before.saturating_add(owed).min(MOST_OWED), state));
+            }
         }
         self.counted = until;
     }
@@ -195,6 +212,9 @@ pub struct Waits {
     spares: HashMap<u32, (ImageId, Spare)>,
     /// When sampling started.
     pub started: u64,
+    /// By thread: a wait that has ended, of whose time some has not passed yet.
+    owed: HashMap<u32, Wait>,
+    random: Random,
     /// Of waits that have ended and whose stacks are not known yet, by thread and beginning.
     ended: HashMap<(u32, u64), Wait>,
     pub(super) memory: ThreadMemory<MOST_BYTES>,
@@ -221,12 +241,15 @@ impl Waits {
         kernel.get(first.unwrap_or_default()..).unwrap_or_default()
     }
 
-    fn begin(&mut self, mut wait: Wait) {
+    /// `since`: when its program began, if sampling had started by then.
+    fn begin(&mut self, mut wait: Wait, since: u64, to: &mut Aggregate) {
         let known = self.spares.remove(&wait.thread.tid);
         let known = known.filter(|(image, _)| *image == wait.thread.image);
         // What one may have waited that has not been seen before.
-        wait.spare = known.map_or(Spare { nanos: 0, until: self.started }, |(_, spare)| spare);
+        let new = Spare { nanos: 0, until: self.started.max(since) };
+        wait.spare = known.map_or(new, |(_, spare)| spare);
         wait.spare.pass(wait.began);
+        self.pay_what_is_owed(&mut wait, to);
         let (pid, bytes) = (wait.pid, wait.bytes());
         if !self.has_room(pid, bytes) {
             self.refused += 1;
@@ -246,7 +269,7 @@ impl Waits {
 
     fn drop_excess(&mut self) {
         let mut excess = self.memory.excess();
-        let Self { threads, ended, memory, refused, .. } = self;
+        let Self { threads, ended, owed, memory, refused, .. } = self;
         let mut stays = |wait: &Wait| {
             let bytes = wait.bytes();
             let is_dropped = excess.includes(wait.pid, bytes);
@@ -258,6 +281,7 @@ impl Waits {
         };
         threads.retain(|_, wait| stays(wait));
         ended.retain(|_, wait| stays(wait));
+        owed.retain(|_, wait| stays(wait));
     }
 
     /// The copied stack of a wait has been unwound.
@@ -289,26 +313,71 @@ impl Waits {
     }
 
     /// A wait has ended, and was counted.
-    fn note_ended(&mut self, wait: &Wait) {
-        self.spares.insert(wait.thread.tid, (wait.thread.image, wait.spare));
+    fn note_ended(&mut self, wait: Wait) {
+        let tid = wait.thread.tid;
+        self.spares.insert(tid, (wait.thread.image, wait.spare));
+        if wait.stack.is_none() {
+            self.memory.take(wait.pid, wait.bytes());
+            self.ended.insert((tid, wait.began), wait);
+        } else if let Some((owed, state)) = wait.owed {
+            // Of several, one by chance has what all are owed.
+            let all = owed.saturating_add(self.owed_to(tid).unwrap_or_default()).min(MOST_OWED);
+            if self.random.below(u32::try_from(all).unwrap_or(u32::MAX)) as u64 >= owed {
+                if let Some(before) = self.owed.get_mut(&tid).and_then(|wait| wait.owed.as_mut()) {
+                    before.0 = all;
+                }
+            } else if self.has_room(wait.pid, wait.bytes()) {
+                self.forget_owed(tid);
+                self.memory.take(wait.pid, wait.bytes());
+                self.owed.insert(tid, Wait { owed: Some((all, state)), ..wait });
+            }
+        }
+    }
+
+    fn owed_to(&self, tid: u32) -> Option<u64> {
+        Some(self.owed.get(&tid)?.owed?.0)
+    }
+
+    fn forget_owed(&mut self, tid: u32) {
+        if let Some(wait) = self.owed.remove(&tid) {
+            self.memory.give_back(wait.pid, wait.bytes());
+        }
+    }
+
+    /// Time has passed since the thread of a wait has waited before.
+    fn pay_what_is_owed(&mut self, now: &mut Wait, to: &mut Aggregate) {
+        let tid = now.thread.tid;
+        let Some(wait) = self.owed.get_mut(&tid) else { return };
+        let is_same = wait.thread.image == now.thread.image;
+        if let Some((owed, state)) = wait.owed.filter(|_| is_same) {
+            let value = now.spare.pay(owed);
+            wait.add(Span { time: now.began, value, state }, to);
+            if value < owed {
+                wait.owed = Some((owed - value, state));
+                return;
+            }
+        }
+        self.forget_owed(tid);
     }
 
     /// Whose they are, and what those had mapped.
     pub fn owners(&self) -> impl Iterator<Item = (ImageId, Option<&Space>)> + '_ {
-        let all = self.threads.values().chain(self.ended.values());
+        let all = self.threads.values().chain(self.ended.values()).chain(self.owed.values());
         all.map(|wait| (wait.thread.image, wait.stack.as_ref().map(|stack| &stack.space)))
     }
 
     /// Waits of a process are not sampled any more.
     pub(super) fn leave_out(&mut self, pid: u32) {
-        let memory = &mut self.memory;
-        self.threads.retain(|_, wait| {
+        let Self { threads, owed, memory, .. } = self;
+        let mut stays = |wait: &Wait| {
             let stays = wait.pid != pid;
             if !stays {
                 memory.give_back(pid, wait.bytes());
             }
             stays
-        });
+        };
+        threads.retain(|_, wait| stays(wait));
+        owed.retain(|_, wait| stays(wait));
     }
 
     /// Sampling was stopped, and what threads have done since is not known: their waits end with what
@@ -328,6 +397,14 @@ impl Waits {
             if !stays {
                 memory.give_back(wait.pid, wait.bytes());
                 *endless += 1;
+            }
+            stays
+        });
+        let memory = &mut self.memory;
+        self.owed.retain(|_, wait| {
+            let stays = is_there(wait.pid, wait.thread.image);
+            if !stays {
+                memory.give_back(wait.pid, wait.bytes());
             }
             stays
         });
@@ -363,9 +440,10 @@ impl Engine {
             if before.weight == 1 && before.thread.image == thread.image {
                 before.count(time, 0, &mut self.aggregate);
             }
-            self.waits.note_ended(&before);
+            self.waits.note_ended(before);
         }
-        self.waits.begin(Wait {
+        let since = self.table.image(thread.image).map_or(0, |image| image.started);
+        let wait = Wait {
             thread,
             pid,
             began: time,
@@ -378,7 +456,9 @@ impl Engine {
             flags,
             stack,
             later: Vec::new(),
-        });
+            owed: None,
+        };
+        self.waits.begin(wait, since, &mut self.aggregate);
     }
 
     /// The copied stack of a wait has been unwound.
@@ -396,11 +476,7 @@ impl Engine {
         self.waits.endless += u64::from(flags & FLAG_LATE != 0);
         let Some(&[woken, walk]) = sample.words.first_chunk::<ENDED_WORDS>() else { return };
         wait.end(time, woken, walk, &mut self.aggregate);
-        self.waits.note_ended(&wait);
-        if wait.stack.is_none() {
-            self.waits.memory.take(wait.pid, wait.bytes());
-            self.waits.ended.insert((tid, began), wait);
-        }
+        self.waits.note_ended(wait);
     }
 
     /// Counts what has passed of all waits.
@@ -448,6 +524,7 @@ mod tests {
             flags: 0,
             stack,
             later: Vec::new(),
+            owed: None,
         }
     }
 
@@ -487,10 +564,10 @@ mod tests {
         let (mut waits, mut to) = (Waits::default(), Aggregate::new(strata_kinds::Kinds::NONE));
         let mut run = |began, ended, weight| {
             let before = counted(&to).iter().map(|(_, value)| value).sum::<u64>();
-            waits.begin(Wait { weight, ..wait(1, began, Some(stack())) });
+            waits.begin(Wait { weight, ..wait(1, began, Some(stack())) }, 0, &mut to);
             let mut wait = waits.take(7).expect("it waits");
             wait.end(ended, 0, 0, &mut to);
-            waits.note_ended(&wait);
+            waits.note_ended(wait);
             counted(&to).iter().map(|(_, value)| value).sum::<u64>() - before
         };
         assert_eq!(run(1_000, 1_010, 16), 160, "of 1,000 since sampling started");
@@ -503,6 +580,30 @@ mod tests {
         waits.spares.insert(8, (ImageId(1), Spare { nanos: 0, until: 101 * MOST_SPARE }));
         waits.retain(|_, _| true);
         assert!(!waits.spares.contains_key(&7));
+    }
+
+    #[test]
+    fn waits_that_come_after_the_one_that_stands_for_them_are_counted() {
+        // Blocks of two waits of a hundred: of each, one by turns is sampled.
+        let (mut waits, mut to) = (Waits::default(), Aggregate::new(strata_kinds::Kinds::NONE));
+        waits.started = 1;
+        for block in 0..100 {
+            let began = 1 + block * 200 + block % 2 * 100;
+            waits.begin(Wait { weight: 2, ..wait(1, began, Some(stack())) }, 0, &mut to);
+            let mut wait = waits.take(7).expect("it waits");
+            wait.end(began + 100, 0, 0, &mut to);
+            waits.note_ended(wait);
+        }
+        let sum: u64 = counted(&to).iter().map(|(_, value)| value).sum();
+        assert_eq!(sum, 100 * 200);
+        // What is owed does not grow without end, and ends with its program.
+        waits.begin(Wait { weight: 1 << 20, ..wait(1, 20_001, Some(stack())) }, 0, &mut to);
+        let mut wait = waits.take(7).expect("it waits");
+        wait.end(2 * MOST_OWED, 0, 0, &mut to);
+        waits.note_ended(wait);
+        assert_eq!(waits.owed_to(7), Some(MOST_OWED));
+        waits.retain(|_, _| false);
+        assert_eq!((waits.owed_to(7), waits.memory.used()), (None, 0));
     }
 
     #[test]
@@ -556,7 +657,8 @@ mod tests {
     #[test]
     fn a_wait_that_goes_with_its_program_is_counted_as_one_without_an_end() {
         let mut waits = Waits::default();
-        waits.begin(wait(1, 100, Some(stack())));
+        let mut to = Aggregate::new(strata_kinds::Kinds::NONE);
+        waits.begin(wait(1, 100, Some(stack())), 0, &mut to);
         waits.retain(|pid, image| (pid, image) == (7, ImageId(1)));
         assert_eq!((waits.threads.len(), waits.endless), (1, 0));
         waits.retain(|_, image| image == ImageId(2));
@@ -566,7 +668,7 @@ mod tests {
     #[test]
     fn a_wait_from_before_a_pause_is_not_counted_after_it() {
         let (mut waits, mut to) = (Waits::default(), Aggregate::new(strata_kinds::Kinds::NONE));
-        waits.begin(wait(1, 1_000, Some(stack())));
+        waits.begin(wait(1, 1_000, Some(stack())), 0, &mut to);
         waits.threads.values_mut().for_each(|wait| wait.count(1_050, 0, &mut to));
         waits.interrupt();
         assert_eq!((waits.threads.len(), waits.endless, waits.memory.used()), (0, 1, 0));
@@ -584,8 +686,9 @@ mod tests {
     #[test]
     fn a_process_with_threads_without_end_leaves_others_their_waits() {
         let mut waits = Waits::default();
+        let mut to = Aggregate::new(strata_kinds::Kinds::NONE);
         for tid in 0..10_000 {
-            waits.begin(deep(7, tid));
+            waits.begin(deep(7, tid), 0, &mut to);
         }
         let alone = waits.memory.of(7);
         assert!(alone > MOST_BYTES / 2 && alone <= MOST_BYTES - MOST_BYTES / 4, "{alone}");
@@ -594,16 +697,16 @@ mod tests {
         // Others need more than it has left.
         for tid in 10_000..11_500 {
             let pid = 8 + tid % 3;
-            waits.begin(deep(pid, tid));
-            waits.begin(deep(7, tid + 10_000));
+            waits.begin(deep(pid, tid), 0, &mut to);
+            waits.begin(deep(7, tid + 10_000), 0, &mut to);
         }
         let kept = |pid: u32| waits.threads.values().filter(|wait| wait.pid == pid).count();
         assert_eq!([8, 9, 10].map(kept), [500; 3]);
         assert_eq!(kept(7) as u64 + 3 * 500 + waits.refused, 10_000 + 2 * 1_500);
         assert!(waits.refused > refused);
         for tid in 20_000..30_000 {
-            waits.begin(deep(7, tid));
-            waits.begin(deep(8 + tid % 3, tid + 20_000));
+            waits.begin(deep(7, tid), 0, &mut to);
+            waits.begin(deep(8 + tid % 3, tid + 20_000), 0, &mut to);
         }
         // One that began within the share may end above it.
         let most = MOST_BYTES / 4 + deep(7, 1).bytes();
@@ -615,7 +718,7 @@ mod tests {
     fn a_stack_that_finds_no_room_when_it_is_known_is_counted_up_to_then() {
         let (mut waits, mut to) = (Waits::default(), Aggregate::new(strata_kinds::Kinds::NONE));
         for tid in 0..10_000 {
-            waits.begin(deep(7, tid));
+            waits.begin(deep(7, tid), 0, &mut to);
         }
         let mut shallow = Wait { pid: 7, ..wait(1, 100, None) };
         shallow.thread.tid = 50_000;
