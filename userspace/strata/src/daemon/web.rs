@@ -14,7 +14,7 @@ use std::convert::Infallible;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -38,20 +38,37 @@ use crate::status::metrics;
 
 /// Metrics are put together at most this often, however often they are asked for.
 const METRICS_AGE: Duration = Duration::from_millis(200);
+/// How often the socket's path is looked at.
+const LOOKED_AT: Duration = Duration::from_secs(30);
 
 /// The unix socket, and the lock that no second daemon gets.
 #[derive(Debug)]
 pub struct Socket {
     listener: std::os::unix::net::UnixListener,
     path: PathBuf,
+    /// Device and number of what was made there.
+    made: (u64, u64),
     _lock: File,
+}
+
+impl Socket {
+    /// Whether it is still at its path: its directory may have been removed.
+    fn is_there(&self) -> bool {
+        number_of(&self.path).is_ok_and(|number| number == self.made)
+    }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // The lock is still held: it is this daemon's.
-        let _ = std::fs::remove_file(&self.path);
+        if self.is_there() {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
+}
+
+fn number_of(path: &Path) -> io::Result<(u64, u64)> {
+    let found = std::fs::symlink_metadata(path)?;
+    Ok((found.dev(), found.ino()))
 }
 
 /// Listens on the unix socket. `None` where it cannot be made, which is no reason not to sample.
@@ -71,8 +88,11 @@ pub fn socket(path: &Path) -> Result<Option<Socket>> {
             return Ok(None);
         }
     };
-    match bind(path) {
-        Ok(listener) => Ok(Some(Socket { listener, path: path.to_owned(), _lock: lock })),
+    let bound = bind(path).and_then(|listener| Ok((listener, number_of(path)?)));
+    match bound {
+        Ok((listener, made)) => {
+            Ok(Some(Socket { listener, path: path.to_owned(), made, _lock: lock }))
+        }
         Err(error) => {
             tracing::warn!("no status socket at {}: {error}", path.display());
             Ok(None)
@@ -144,7 +164,8 @@ pub fn start(
     }
     let serve = move || {
         runtime.block_on(async move {
-            tokio::join!(serve_socket(socket, status.clone()), serve_port(connections, status));
+            let from_socket = serve_socket(socket, status.clone(), LOOKED_AT);
+            tokio::join!(from_socket, serve_port(connections, status));
         });
     };
     std::thread::Builder::new()
@@ -154,19 +175,49 @@ pub fn start(
     Ok(())
 }
 
-async fn serve_socket(socket: Option<Socket>, status: Arc<SharedStatus>) {
-    let Some(socket) = socket else { return };
-    let listener = match socket.listener.try_clone().and_then(UnixListener::from_std) {
-        Ok(listener) => listener,
-        Err(error) => {
+/// Where the socket is not at its path any more, it is made anew.
+async fn serve_socket(socket: Option<Socket>, status: Arc<SharedStatus>, looked_at: Duration) {
+    let Some(mut socket) = socket else { return };
+    loop {
+        if let Err(error) = serve_until_gone(&socket, &status, looked_at).await {
             tracing::warn!("no status socket: {error}");
             return;
         }
-    };
+        let path = socket.path.clone();
+        tracing::warn!("the status socket at {} was removed: made anew", path.display());
+        // The lock went with its directory.
+        drop(socket);
+        socket = loop {
+            match self::socket(&path) {
+                Ok(Some(socket)) => break socket,
+                Ok(None) => tokio::time::sleep(looked_at).await,
+                Err(error) => {
+                    tracing::warn!("no status socket: {error}");
+                    return;
+                }
+            }
+        };
+    }
+}
+
+async fn serve_until_gone(
+    socket: &Socket,
+    status: &Arc<SharedStatus>,
+    looked_at: Duration,
+) -> io::Result<()> {
+    let listener = socket.listener.try_clone().and_then(UnixListener::from_std)?;
     let mut open = Connections::default();
+    let mut look = tokio::time::interval(looked_at);
     loop {
-        let accepted = listener.accept().await.map(|(stream, _)| stream);
-        open.take(accepted, Answers { status: status.clone(), cached: None }).await;
+        tokio::select! {
+            accepted = listener.accept() => {
+                let accepted = accepted.map(|(stream, _)| stream);
+                open.take(accepted, Answers { status: status.clone(), cached: None }).await;
+            }
+            _ = look.tick() => if !socket.is_there() {
+                return Ok(());
+            },
+        }
     }
 }
 
@@ -312,6 +363,27 @@ mod tests {
         // A socket left by a killed daemon is replaced.
         std::fs::write(&path, "").expect("a file");
         assert!(socket(&path).expect("the lock is free").is_some());
+    }
+
+    #[test]
+    fn a_socket_whose_directory_was_removed_is_made_anew() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("run").join("status.sock");
+        let made = socket(&path).expect("no other daemon");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let queues = strata_export::Queues::start(Vec::new(), strata_export::Clock::real());
+            let queues = Arc::new(queues.await.expect("no exporters"));
+            let status = Arc::new(SharedStatus::new(Arc::default(), queues));
+            tokio::spawn(serve_socket(made, status, Duration::from_millis(20)));
+            for _ in 0..2 {
+                while tokio::net::UnixStream::connect(&path).await.is_err() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                std::fs::remove_dir_all(path.parent().expect("one")).expect("it is there");
+            }
+        });
+        assert!(!path.exists());
     }
 
     #[test]
