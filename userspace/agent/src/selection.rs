@@ -43,9 +43,11 @@ fn is_comm(wanted: &str, comm: &str) -> bool {
 fn is_group(wanted: &str, group: &Group) -> bool {
     let by_id =
         wanted.len() >= 6 && group.container.as_deref().is_some_and(|id| id.starts_with(wanted));
-    by_id
-        || wanted.trim_matches('/').split('/').eq(group.path.trim_matches('/').split('/'))
-        || wanted.len() >= 4 && group.path.contains(wanted)
+    let is_path = |path: &str| {
+        path.trim_matches('/') == wanted.trim_matches('/')
+            || wanted.len() >= 4 && path.contains(wanted)
+    };
+    by_id || group.paths().any(is_path)
 }
 
 /// A name or a group of [`Wanted`], and whether a process had it so far.
@@ -235,6 +237,19 @@ mod tests {
         assert!(!selection.matches_nothing());
         let unmatched: Vec<_> = selection.unmatched().collect();
         assert_eq!(unmatched, [(false, "nosuch"), (true, "ffffff")]);
+    }
+
+    #[test]
+    fn a_group_is_found_by_its_path_in_any_hierarchy() {
+        let group = crate::processes::container::parse(
+            "9:memory:/a/longer/path\n3:cpu,cpuacct:/t7quota\n1:name=systemd:/\n0::/\n",
+        );
+        let matches = |wanted: &str| {
+            let wanted = Wanted { groups: vec![wanted.into()], ..Wanted::default() };
+            wanted.group_matches(&group)
+        };
+        assert!(matches("t7quota") && matches("/t7quota/") && matches("a/longer/path"));
+        assert!(!matches("t7quota/below") && !matches("/") && !matches("t7"));
     }
 
     #[test]

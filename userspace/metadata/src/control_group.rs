@@ -14,6 +14,8 @@
 pub struct Group {
     /// Path in the most informative hierarchy (the unified one, else the longest).
     pub path: String,
+    /// Paths in hierarchies of version 1 where they are neither `path` nor the root, each once.
+    pub other_paths: Vec<String>,
     pub container: Option<String>,
     /// The user below whose service manager `container` was found. Only a container of that user
     /// may have it: any process of theirs can make a group with any name.
@@ -28,6 +30,15 @@ pub struct Group {
 const MAX_PATH: usize = 4096;
 /// Hierarchies: version 1 has about a dozen controllers.
 const MAX_LINES: usize = 64;
+/// Other paths that are kept of a group.
+const MAX_OTHER_PATHS: usize = 16;
+
+impl Group {
+    /// Its paths in all hierarchies, the most informative one first.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.path).chain(&self.other_paths).map(String::as_str)
+    }
+}
 
 /// Parses `/proc/PID/cgroup`.
 ///
@@ -38,16 +49,29 @@ pub fn parse(text: &str) -> Group {
     lines.sort_by_key(|(rank, _)| *rank);
     let unified = lines.iter().find(|(rank, path)| *rank == UNIFIED && *path != "/");
     let longest = || lines.iter().rev().max_by_key(|(_, path)| path.len());
+    let path = unified.or_else(longest).map_or("", |(_, path)| *path);
     let first = |find: fn(&str) -> Option<String>| lines.iter().find_map(|(_, path)| find(path));
     let container = lines.iter().find_map(|(_, path)| container_in_path(path));
     let (container, user) = container.unzip();
     Group {
-        path: unified.or_else(longest).map(|(_, path)| (*path).to_owned()).unwrap_or_default(),
+        path: path.to_owned(),
+        other_paths: other_paths(&lines, path),
         container: container.map(str::to_owned),
         user: user.flatten(),
         unit: first(|path| unit_in_path(path).map(str::to_owned)),
         pod_uid: first(pod_uid_in_path),
     }
+}
+
+fn other_paths(lines: &[(u8, &str)], shown: &str) -> Vec<String> {
+    let mut others: Vec<String> = Vec::new();
+    for (_, path) in lines {
+        let is_new = *path != "/" && *path != shown && others.iter().all(|other| other != path);
+        if is_new && others.len() < MAX_OTHER_PATHS {
+            others.push((*path).to_owned());
+        }
+    }
+    others
 }
 
 const UNIFIED: u8 = 0;
@@ -295,6 +319,23 @@ mod tests {
         assert_eq!(group.path, format!("/docker/{ID}"));
         let group = parse("5:cpu:/a/longer/path\n1:name=systemd:/system.slice/a.service\n0::/b\n");
         assert_eq!((group.path.as_str(), group.unit.as_deref()), ("/b", Some("a.service")));
+    }
+
+    #[test]
+    fn paths_of_all_hierarchies_of_version_1_are_kept_once() {
+        let group = parse(
+            "9:memory:/a/longer/path\n4:pids:/\n3:cpu:/quota\n2:cpuacct:/quota\n\
+             1:name=systemd:/init.scope\n0::/\n",
+        );
+        assert_eq!(group.path, "/a/longer/path");
+        let paths: Vec<_> = group.paths().collect();
+        assert_eq!(paths, ["/a/longer/path", "/init.scope", "/quota"]);
+        // With version 2 alone there is one path.
+        let unified = parse("0::/system.slice/a.service\n");
+        assert!(unified.paths().eq(["/system.slice/a.service"]) && unified.other_paths.is_empty());
+        let many: String =
+            (1..64).map(|number| format!("{number}:c{number}:/{number}\n")).collect();
+        assert_eq!(parse(&many).other_paths.len(), MAX_OTHER_PATHS);
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub struct StacksArgs {
     #[arg(group = "which", long, value_name = "NAME", value_delimiter = ',')]
     pub comm: Vec<String>,
     /// Containers by their id (or the first 6 digits and more), or control groups by their path (or a
-    /// part of 4 characters and more)
+    /// part of 4 characters and more) in any hierarchy
     #[arg(
         group = "which",
         long,

@@ -55,7 +55,7 @@ pub struct WhatArgs {
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub comm: Vec<String>,
     /// Containers by their id (or the first 6 digits and more), or control groups by their path (or a
-    /// part of 4 characters and more)
+    /// part of 4 characters and more) in any hierarchy
     #[arg(long, visible_alias = "cgroup", value_name = "ID|PATH", value_delimiter = ',')]
     pub container: Vec<String>,
     /// Leave the children of chosen processes out

@@ -8,6 +8,11 @@ use strata_profile::{FrameKind, Profile};
 
 /// Programs or files that are named.
 const MOST: usize = 3;
+/// Smallest share of samples of Python functions without names that is reported, in percent.
+const LEAST_PYTHON: u64 = 5;
+/// CPython's interpreter loop; with `-X perf` a frame `py::function:file` is above each.
+const PYTHON_LOOP: &str = "_PyEval_EvalFrameDefault";
+const PYTHON_FUNCTION: &str = "py::";
 
 /// Shares of samples and frames that miss something, and where.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -21,6 +26,17 @@ struct Quality {
     /// Frames that have no symbol, and of which files.
     unnamed: u64,
     files: Vec<(String, u64)>,
+    /// Samples of processes that run CPython without its trampolines, and of which programs.
+    python: u64,
+    pythons: Vec<(String, u64)>,
+}
+
+/// What stacks of a process show of CPython.
+#[derive(Default)]
+struct Python {
+    /// Samples with its interpreter loop.
+    samples: u64,
+    has_functions: bool,
 }
 
 /// What is missing, a line each; of every kind of sample by itself: a million exceptions would hide what
@@ -33,7 +49,7 @@ pub fn lines(profile: &Profile) -> Vec<String> {
     let is_one = columns.len() == 1;
     let of_kind = |(kind, at): (Option<Kind>, usize)| {
         let quality = Quality::of(profile, at);
-        let lines = [quality.incomplete_text(), quality.unnamed_text()];
+        let lines = [quality.incomplete_text(), quality.unnamed_text(), quality.python_text()];
         lines.into_iter().flatten().map(move |line| match kind {
             Some(kind) if !is_one => format!("{}: {line}", kind.name()),
             _ => line,
@@ -47,11 +63,12 @@ impl Quality {
     fn of(profile: &Profile, weight: usize) -> Self {
         let mut quality = Self::default();
         let (mut programs, mut files) = (BTreeMap::new(), BTreeMap::new());
+        let mut pythons: BTreeMap<_, Python> = BTreeMap::new();
         for sample in profile.samples() {
             let count = sample.values.get(weight).and_then(|value| u64::try_from(*value).ok());
             let Some(count) = count.filter(|count| *count > 0) else { continue };
             quality.samples += count;
-            let mut is_incomplete = false;
+            let (mut is_incomplete, mut is_python, mut has_functions) = (false, false, false);
             for at in profile.stack(sample.stack) {
                 let location = profile.location(at);
                 for frame in profile.frames(location) {
@@ -60,6 +77,8 @@ impl Quality {
                         is_incomplete = true;
                         continue;
                     }
+                    is_python |= name == PYTHON_LOOP;
+                    has_functions |= name.starts_with(PYTHON_FUNCTION);
                     quality.frames += count;
                     if name == "[unknown]" || strata_profile::is_unnamed(name) {
                         quality.unnamed += count;
@@ -75,7 +94,20 @@ impl Quality {
                 let process = profile.string(profile.identity(sample.labels).process);
                 *programs.entry(process.to_owned()).or_default() += count;
             }
+            if is_python || has_functions {
+                let identity = profile.identity(sample.labels);
+                let python = pythons.entry((identity.pid, identity.process)).or_default();
+                python.samples += if is_python { count } else { 0 };
+                python.has_functions |= has_functions;
+            }
         }
+        let mut without_functions = BTreeMap::new();
+        for ((_, process), python) in pythons.iter().filter(|(_, one)| !one.has_functions) {
+            quality.python += python.samples;
+            *without_functions.entry(profile.string(*process).to_owned()).or_default() +=
+                python.samples;
+        }
+        quality.pythons = most(without_functions);
         quality.programs = most(programs);
         quality.files = most(files);
         quality
@@ -89,6 +121,15 @@ impl Quality {
     /// `0.4 % of frames have no symbol (of these: libfoo.so 60.0 %, generated code 40.0 %)`
     fn unnamed_text(&self) -> Option<String> {
         text("frames have no symbol", self.unnamed, self.frames, &self.files)
+    }
+
+    /// Only where Python is much of what was sampled: few programs of a host are started with `-X perf`.
+    fn python_text(&self) -> Option<String> {
+        let is_much = self.python.saturating_mul(100) >= self.samples.saturating_mul(LEAST_PYTHON);
+        let python = if is_much { self.python } else { 0 };
+        let what = "stacks lack the names of Python functions";
+        let line = text(what, python, self.samples, &self.pythons)?;
+        Some(format!("{line}: start Python as `python3 -X perf` (3.12 and later)"))
     }
 }
 
@@ -133,6 +174,21 @@ mod tests {
         );
         let whole = strata_profile::read(b"shop;main;serve 90\n").expect("it is folded stacks");
         assert!(lines(&whole).is_empty());
+    }
+
+    #[test]
+    fn much_python_without_trampolines_is_reported_with_the_option_that_names_it() {
+        let of = |stacks: &[u8]| lines(&strata_profile::read(stacks).expect("it is folded stacks"));
+        let found = of(b"app;main;_PyEval_EvalFrameDefault 60\nshop;main;serve 40\n");
+        assert_eq!(found.len(), 1);
+        assert!(found[0].starts_with("60.0 % of stacks lack the names of Python functions"));
+        assert!(found[0].ends_with(
+            "(of these: app 100.0 %): start Python as `python3 -X perf` (3.12 and later)"
+        ));
+        let named =
+            b"app;py::run:/a.py;_PyEval_EvalFrameDefault 60\napp;_PyEval_EvalFrameDefault 9\n";
+        assert!(of(named).is_empty());
+        assert!(of(b"app;_PyEval_EvalFrameDefault 4\nshop;main;serve 96\n").is_empty());
     }
 
     #[test]

@@ -8,51 +8,13 @@ use strata_sandbox::{FileService, Locator, ProcessRef, Reply, Request};
 use strata_symbols::PerfMap;
 
 use super::files::is_file;
+use super::runtime::Runtime;
 use crate::doctor::parse::CodeMapping;
 use crate::doctor::text::printable;
 
 /// More of a perf map is not read here.
 const MOST_READ: u64 = 64 << 20;
 const PIECE: u64 = 4 << 20;
-
-/// A runtime that makes code, recognised by the files it maps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Runtime {
-    DotNet,
-    Java,
-    Node,
-    Python,
-    Unknown,
-}
-
-impl Runtime {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::DotNet => ".NET",
-            Self::Java => "Java",
-            Self::Node => "Node.js",
-            Self::Python => "Python",
-            Self::Unknown => "unknown",
-        }
-    }
-
-    /// What makes it write the names of its code.
-    fn naming(self, pid: u32, inner_pid: u32) -> String {
-        match self {
-            Self::DotNet => "restart it with DOTNET_PerfMapEnabled=1 in its environment".to_owned(),
-            Self::Java => format!(
-                "jcmd {pid} Compiler.perfmap (JDK 17 and later; start it with -XX:+PreserveFramePointer for whole stacks)"
-            ),
-            Self::Node => "restart it as: node --perf-basic-prof".to_owned(),
-            Self::Python => "restart it as: python3 -X perf (3.12 and later)".to_owned(),
-            Self::Unknown => {
-                format!(
-                    "switch on what makes its runtime write /tmp/perf-{inner_pid}.map or a jitdump file"
-                )
-            }
-        }
-    }
-}
 
 /// A file that names generated code.
 #[derive(Clone, Debug)]
@@ -92,6 +54,7 @@ pub fn examine(
     process: ProcessRef,
     inner_pid: u32,
     mappings: &[CodeMapping],
+    runtime: Runtime,
 ) -> Option<Generated> {
     let regions: Vec<&CodeMapping> =
         mappings.iter().filter(|mapping| !is_file(mapping) && !is_kernels(mapping)).collect();
@@ -99,7 +62,7 @@ pub fn examine(
     if regions.is_empty() && jitdump.is_none() {
         return None;
     }
-    let runtime = match runtime_of(mappings) {
+    let runtime = match runtime {
         Runtime::Unknown if is_clr(process.pid) => Runtime::DotNet,
         known => known,
     };
@@ -159,26 +122,6 @@ fn is_jitdump(path: &[u8]) -> bool {
     name.starts_with(b"jit-") && name.ends_with(b".dump")
 }
 
-fn runtime_of(mappings: &[CodeMapping]) -> Runtime {
-    let maps = |part: &str| {
-        mappings.iter().any(|mapping| {
-            let name = mapping.path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-            name.starts_with(part.as_bytes())
-        })
-    };
-    if maps("libcoreclr") || maps("libclrjit") || maps("memfd:doublemapper") {
-        Runtime::DotNet
-    } else if maps("libjvm.so") {
-        Runtime::Java
-    } else if maps("node") || maps("libnode") {
-        Runtime::Node
-    } else if maps("libpython") || maps("python") {
-        Runtime::Python
-    } else {
-        Runtime::Unknown
-    }
-}
-
 /// The perf map: in the process's root by its own number, or on the host by the host's.
 fn perf_map(
     service: &mut FileService,
@@ -224,20 +167,6 @@ fn perf_map(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::parse::code_mappings;
-
-    #[test]
-    fn runtimes_are_known_by_their_files() {
-        let runtime = |path: &str| {
-            let maps = format!("1000-2000 r-xp 00000000 fe:01 7 {path}\n");
-            runtime_of(&code_mappings(maps.as_bytes()))
-        };
-        assert_eq!(runtime("/opt/dotnet/shared/libcoreclr.so"), Runtime::DotNet);
-        assert_eq!(runtime("/memfd:doublemapper (deleted)"), Runtime::DotNet);
-        assert_eq!(runtime("/usr/lib/jvm/lib/server/libjvm.so"), Runtime::Java);
-        assert_eq!(runtime("/usr/bin/node"), Runtime::Node);
-        assert_eq!(runtime("/usr/bin/cat"), Runtime::Unknown);
-    }
 
     #[test]
     fn a_mapped_jitdump_is_recognised() {

@@ -3,6 +3,7 @@
 //! - [`resolved`]: its metadata from `/proc`
 //! - [`files`]: the files that it runs code from: how each is opened, unwound and symbolized
 //! - [`generated`]: generated code, and the source of its symbols
+//! - [`runtime`]: the runtime, and what makes it write the names of its functions
 //! - [`show`]: the report as text and as JSON
 //!
 //! Invariant: the process is only read; it may end at any moment, and what cannot be read then is
@@ -11,6 +12,7 @@
 mod files;
 mod generated;
 mod identity;
+mod runtime;
 mod show;
 
 use std::io;
@@ -23,6 +25,7 @@ use super::parse::{self, CodeMapping};
 use files::FileReport;
 use generated::Generated;
 use identity::ResolvedProcess;
+use runtime::{Interpreted, Runtime};
 
 /// The whole report.
 pub struct Report {
@@ -31,12 +34,15 @@ pub struct Report {
     trouble: Option<(String, String)>,
     files: Vec<FileReport>,
     generated: Option<Generated>,
+    /// Functions without names that are interpreted.
+    interpreted: Option<Interpreted>,
 }
 
 /// Looks at a process of the host; `None` when there is none. A thread's number means its process.
 pub fn examine(pid: u32) -> Option<Report> {
     let who = identity::read(pid)?;
-    let mut report = Report { who, trouble: None, files: Vec::new(), generated: None };
+    let mut report =
+        Report { who, trouble: None, files: Vec::new(), generated: None, interpreted: None };
     if report.who.kernel_thread || report.who.ended {
         return Some(report);
     }
@@ -62,7 +68,13 @@ pub fn examine(pid: u32) -> Option<Report> {
     };
     let process = ProcessRef { pid: report.who.pid, start_time: report.who.start_time };
     report.files = files::examine(&mut service, process, &mappings);
-    report.generated = generated::examine(&mut service, process, report.who.inner_pid(), &mappings);
+    let runtime = Runtime::of(&mappings);
+    let inner_pid = report.who.inner_pid();
+    report.generated = generated::examine(&mut service, process, inner_pid, &mappings, runtime);
+    // Python's trampolines are generated code.
+    if !report.generated.as_ref().is_some_and(Generated::has_names) {
+        report.interpreted = runtime.interpreted();
+    }
     Some(report)
 }
 
@@ -120,6 +132,10 @@ impl Report {
             worst = worst.max(State::Degraded);
             parts.push("generated code without names".to_owned());
         }
+        if let Some(interpreted) = &self.interpreted {
+            worst = worst.max(State::Degraded);
+            parts.push(format!("{} functions without names", interpreted.runtime.name()));
+        }
         if parts.is_empty() {
             return (State::Ok, "every file has unwind rules and symbols".to_owned());
         }
@@ -141,6 +157,19 @@ mod tests {
         let json = report.to_json();
         assert_eq!(json["pid"], std::process::id());
         assert!(report.to_text(false).contains(&own));
+    }
+
+    #[test]
+    fn functions_that_python_interprets_are_missed_although_no_code_is_generated() {
+        let mut report = examine(std::process::id()).expect("this process");
+        report.files.clear();
+        report.generated = None;
+        assert_eq!(report.verdict().0, State::Ok);
+        report.interpreted = Runtime::Python(Some((3, 12))).interpreted();
+        let verdict = "Python functions without names".to_owned();
+        assert_eq!(report.verdict(), (State::Degraded, verdict));
+        assert!(report.to_text(false).contains("restart it as: python3 -X perf"));
+        assert_eq!(report.to_json()["interpreted"]["runtime"], "Python");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::Report;
 use super::files::{FileReport, Symbols, Unwinding};
 use super::generated::Generated;
+use super::runtime::Interpreted;
 use crate::doctor::line::State;
 use crate::doctor::print::{bold, coloured};
 use crate::doctor::text::{printable, size};
@@ -64,6 +65,10 @@ impl Report {
             let _ = writeln!(text, "{}", bold("generated code", colour));
             show_generated(&mut text, generated, colour);
         }
+        let has_said = |fix: &str| self.generated.as_ref().is_some_and(|one| one.fix == fix);
+        if let Some(interpreted) = self.interpreted.as_ref().filter(|one| !has_said(&one.fix)) {
+            show_interpreted(&mut text, interpreted, colour);
+        }
         let (state, verdict) = self.verdict();
         let _ = writeln!(text, "{}", coloured(&verdict, state, colour));
         if let Some((_, fix)) = &self.trouble {
@@ -94,6 +99,7 @@ impl Report {
             "container": who.group.container,
             "files": self.files.iter().map(file_json).collect::<Vec<_>>(),
             "generated_code": self.generated.as_ref().map(generated_json),
+            "interpreted": self.interpreted.as_ref().map(interpreted_json),
             "state": state.name(),
             "verdict": verdict,
             "fix": self.trouble.as_ref().map(|(_, fix)| fix),
@@ -257,6 +263,14 @@ fn show_generated(text: &mut String, generated: &Generated, colour: bool) {
     }
 }
 
+fn show_interpreted(text: &mut String, interpreted: &Interpreted, colour: bool) {
+    let title = format!("{} functions", interpreted.runtime.name());
+    let _ = writeln!(text, "{}", bold(&title, colour));
+    let padded = coloured(&format!("{:<8}", State::Degraded.name()), State::Degraded, colour);
+    let _ = writeln!(text, "  {padded}  without names: stacks show the interpreter's C functions");
+    let _ = writeln!(text, "  {:8}  {:<10} {}", "", "->", interpreted.fix);
+}
+
 fn file_json(file: &FileReport) -> Value {
     let unwinding = match &file.unwinding {
         Ok(unwinding) => json!({
@@ -312,6 +326,10 @@ fn generated_json(generated: &Generated) -> Value {
         "jitdump": generated.jitdump,
         "fix": if generated.has_names() { None } else { Some(&generated.fix) },
     })
+}
+
+fn interpreted_json(interpreted: &Interpreted) -> Value {
+    json!({ "runtime": interpreted.runtime.name(), "fix": interpreted.fix })
 }
 
 #[cfg(test)]
