@@ -3,19 +3,22 @@
 //! The sections are read whole (the format does not allow less), so all of them together have a
 //! limit; a file beyond it is reported as [`State::TooLarge`] and symbolized from its symbol table.
 //! Units are parsed when an address first falls into them. Split DWARF (`.dwo`) is not followed:
-//! such units give lines and no inlined functions.
+//! such units give lines and no inlined functions. C++ functions without a linkage name are qualified
+//! by their scopes (`scopes`).
 //!
 //! Invariant: a panic in the parsing crates stays in here and ends the use of this file's DWARF.
 
 use crate::elf::ElfFile;
+use crate::scopes::{Scopes, is_cpp};
 use addr2line::Context;
-use gimli::{EndianSlice, LittleEndian, SectionId};
+use gimli::{EndianSlice, LittleEndian, SectionId, UnitOffset};
 use self_cell::self_cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use strata_bytes::bounded_text;
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
-type BoxedContext<'a> = Box<Context<Slice<'a>>>;
+type BoxedUnits<'a> = Box<Units<'a>>;
 
 /// The most frames at one address; bounds debug information that nests without end.
 const MAX_FRAMES: usize = 256;
@@ -68,18 +71,33 @@ impl Sections {
     }
 }
 
+/// What is parsed of the sections, unit by unit.
+struct Units<'a> {
+    context: Context<Slice<'a>>,
+    scopes: Scopes<'a>,
+}
+
+impl<'a> Units<'a> {
+    fn new(sections: &'a Sections) -> Result<Self, gimli::Error> {
+        let dwarf = gimli::Dwarf::load(|id| Ok::<_, gimli::Error>(sections.get(id)))?;
+        let dwarf = Arc::new(dwarf);
+        let context = Context::from_arc_dwarf(Arc::clone(&dwarf))?;
+        Ok(Self { context, scopes: Scopes::new(dwarf) })
+    }
+}
+
 self_cell!(
     struct Loaded {
         owner: Sections,
         #[not_covariant]
-        dependent: BoxedContext,
+        dependent: BoxedUnits,
     }
 );
 
 /// One frame from DWARF.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DwarfFrame {
-    /// The linkage name where there is one, else the plain name.
+    /// The linkage name where there is one, else the plain name, in C++ with its scopes.
     pub raw_name: Option<String>,
     pub file: Option<String>,
     pub line: Option<u32>,
@@ -121,10 +139,7 @@ impl Dwarf {
             }
         }
         let context = catch_unwind(AssertUnwindSafe(|| {
-            Loaded::try_new(sections, |sections| {
-                let dwarf = gimli::Dwarf::load(|id| Ok::<_, gimli::Error>(sections.get(id)))?;
-                Context::from_dwarf(dwarf).map(Box::new)
-            })
+            Loaded::try_new(sections, |sections| Units::new(sections).map(Box::new))
         }));
         match context {
             Ok(Ok(loaded)) => Self { loaded: Some(loaded), state: State::Used },
@@ -136,14 +151,16 @@ impl Dwarf {
         Self { loaded: None, state }
     }
 
-    /// The frames at `address`, innermost first; empty when DWARF does not cover it.
-    pub fn frames(&mut self, address: u64) -> Vec<DwarfFrame> {
+    /// The frames at `address`, innermost first; empty when DWARF does not cover it. With
+    /// `function_is_named` the caller has a name for the last frame, the function itself, which is
+    /// then left unqualified.
+    pub fn frames(&mut self, address: u64, function_is_named: bool) -> Vec<DwarfFrame> {
         // The last address has no address behind it, which addr2line 0.27 asks for.
-        let (Some(loaded), true) = (&self.loaded, address < u64::MAX) else {
+        let (Some(loaded), true) = (&mut self.loaded, address < u64::MAX) else {
             return Vec::new();
         };
         let frames = catch_unwind(AssertUnwindSafe(|| {
-            loaded.with_dependent(|_, context| frames_of(context, address))
+            loaded.with_dependent_mut(|_, units| frames_of(units, address, function_is_named))
         }));
         frames.unwrap_or_else(|_| {
             *self = Self::ended(State::Broken);
@@ -152,12 +169,17 @@ impl Dwarf {
     }
 }
 
-fn frames_of(context: &Context<Slice<'_>>, address: u64) -> Vec<DwarfFrame> {
+fn frames_of(units: &mut Units<'_>, address: u64, function_is_named: bool) -> Vec<DwarfFrame> {
     let mut frames = Vec::new();
+    let mut unqualified = Vec::new();
+    let Units { context, scopes } = units;
     let Ok(mut found) = context.find_frames(address).skip_all_loads() else {
         return frames;
     };
     while let Ok(Some(frame)) = found.next() {
+        if let Some(entry) = entry_to_qualify(&frame) {
+            unqualified.push((frames.len(), entry));
+        }
         let location = frame.location.as_ref();
         frames.push(DwarfFrame {
             raw_name: frame
@@ -173,5 +195,38 @@ fn frames_of(context: &Context<Slice<'_>>, address: u64) -> Vec<DwarfFrame> {
             break;
         }
     }
+    let inlined = frames.len().saturating_sub(usize::from(function_is_named));
+    unqualified.retain(|&(index, _)| index < inlined);
+    qualify(context, scopes, address, &mut frames, &unqualified);
     frames
+}
+
+/// The entry of a C++ function without a linkage name.
+fn entry_to_qualify(frame: &addr2line::Frame<'_, Slice<'_>>) -> Option<UnitOffset> {
+    let function = frame.function.as_ref()?;
+    let plain = !function.name.slice().starts_with(b"_Z");
+    frame.dw_die_offset.filter(|_| plain && function.language.is_some_and(is_cpp))
+}
+
+/// Adds the scopes to the names of some frames, given by their indices and entries.
+fn qualify<'a>(
+    context: &Context<Slice<'a>>,
+    scopes: &mut Scopes<'a>,
+    address: u64,
+    frames: &mut [DwarfFrame],
+    unqualified: &[(usize, UnitOffset)],
+) {
+    if unqualified.is_empty() {
+        return;
+    }
+    // The unit that `find_frames` used.
+    let Some(unit) = context.find_dwarf_and_unit(address).skip_all_loads() else {
+        return;
+    };
+    for &(index, entry) in unqualified {
+        let name = scopes.qualified(unit, entry);
+        if let (Some(frame), Some(name)) = (frames.get_mut(index), name) {
+            frame.raw_name = Some(name);
+        }
+    }
 }

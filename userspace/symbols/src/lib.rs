@@ -4,7 +4,8 @@
 //! - [`elf`]: headers, sections, build id, debug link, file offsets and addresses
 //! - [`debug_files`]: where a binary's debug file may lie, and whether a candidate is it
 //! - [`resolve`]: [`Resolver`]: addresses of one ELF file to frames, inlined ones included
-//!   - [`symbol_table`], [`plt`], [`dwarf`], [`go`], [`demangle`], `unwind_functions`: its sources
+//!   - [`symbol_table`], [`plt`], [`dwarf`], [`go`], [`demangle`], `scopes`, `unwind_functions`: its
+//!     sources
 //! - [`kallsyms`]: the kernel's symbols, with modules and BPF programs
 //! - [`perf_map`], [`jitdump`]: what just-in-time compilers write about their code
 //! - [`exercise`]: entry points for fuzzers
@@ -32,6 +33,7 @@ pub mod perf_map;
 pub mod plt;
 mod read_at;
 pub mod resolve;
+mod scopes;
 pub mod symbol_table;
 mod unwind_functions;
 

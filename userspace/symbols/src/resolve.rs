@@ -181,7 +181,7 @@ impl<'a> Resolver<'a> {
             return vec![frame];
         }
         let symbol = self.symbol_names(address);
-        let mut inner = self.dwarf_frames(address);
+        let mut inner = self.dwarf_frames(address, symbol.is_some());
         // DWARF's last frame is the function itself, whose name the symbol table knows best: with
         // the marks of clones, and for assembly at all.
         let outer = inner.pop();
@@ -244,7 +244,7 @@ impl<'a> Resolver<'a> {
             .collect()
     }
 
-    fn dwarf_frames(&mut self, address: u64) -> Vec<dwarf::DwarfFrame> {
+    fn dwarf_frames(&mut self, address: u64, function_is_named: bool) -> Vec<dwarf::DwarfFrame> {
         if !self.options.lines {
             return Vec::new();
         }
@@ -254,7 +254,7 @@ impl<'a> Resolver<'a> {
             files.extend(debug);
             Dwarf::load(&files, limit)
         });
-        dwarf.frames(address)
+        dwarf.frames(address, function_is_named)
     }
 
     fn plt_frame(&mut self, address: u64) -> Option<SymbolFrame> {

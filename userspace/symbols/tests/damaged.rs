@@ -77,6 +77,7 @@ fn damaged_elf_files_never_panic() {
     let compiled = [
         compile("gcc", "shop.c", "damaged-c", &["-g", "-O2"]),
         compile("g++", "shop.cc", "damaged-cc", &["-g", "-O2", "-gz"]),
+        compile("g++", "scopes.cc", "damaged-scopes", &["-g", "-O2"]),
     ];
     for path in compiled.into_iter().flatten() {
         let bytes = fs::read(path).unwrap();
