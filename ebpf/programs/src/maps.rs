@@ -198,9 +198,10 @@ pub struct Pace {
     pub window: u32,
     pub walks: u8,
     pub shift: u8,
-    /// How many waits in it that were no preemptions were chosen for their place, in two bits for each of
-    /// eight places.
-    pub favoured: u16,
+    /// A bit for each of eight places in which its thread was blocked in it.
+    pub seen: u8,
+    /// How often it was looked at for that.
+    pub looks: u8,
 }
 
 /// Windows whose switches are kept: those of the last but one are complete.
@@ -224,7 +225,9 @@ pub struct CpuPace {
     pub favoured: u32,
     /// Nanoseconds that were not spent in the windows before.
     pub kept: u32,
-    pub reserved: [u32; 24],
+    /// Nanoseconds of all walks in this window.
+    pub used: u32,
+    pub reserved: [u32; 23],
 }
 
 /// The events of one process in the current window of time.

@@ -51,15 +51,15 @@ use crate::task::{field, word};
 
 /// A thread is walked so often in a window at most, on average.
 const THREAD_WALKS: u8 = 16;
-/// So many waits of a thread in one place are chosen in a window whatever the CPU has spent: they may last
-/// for minutes, and for one that is not chosen no later one makes up. A place is the system call and the
-/// stack pointer in user mode: after thousands of short waits in one place, the first in another is walked.
-/// Where a thread is preempted, it goes on soon.
-const FAVOURED: u16 = 3;
-/// Bits of a count of such waits in [`Pace::favoured`], which has one for each of so many places.
-const FAVOURED_BITS: u32 = 2;
+/// The first wait of a thread in each place is chosen in a window whatever the CPU has spent: it may last for
+/// minutes, and for one that is not chosen no later one makes up. A place is the system call and the stack
+/// pointer in user mode: after hundreds of short waits in one place, the first in another is walked. Where a
+/// thread is preempted, it goes on soon. [`Pace::seen`] has a bit for each of so many places.
 const PLACE_BITS: u32 = 3;
-/// As many in a window of a CPU; beyond them such a wait is chosen so many powers of two more often than
+/// Of more waits of a thread in a window it is not looked at where they are: that costs as much as the rest of
+/// a switch.
+const MOST_LOOKS: u8 = u8::MAX;
+/// So many in a window of a CPU; beyond them such a wait is chosen so many powers of two more often than
 /// others.
 const MOST_FAVOURED: u32 = 64;
 const FAVOUR: u32 = 4;
@@ -119,7 +119,7 @@ pub fn switched(context: BtfTracePointContext) -> i32 {
         end_wait(from_tid, FLAG_LATE);
     }
     let state = if preempted as u8 != 0 { 0 } else { state };
-    let weight = choose(from_tid, state, window, all);
+    let weight = choose((from_tid, from), state, window, all);
     if weight != 0 {
         send_begin(&context, state, weight);
     }
@@ -299,7 +299,12 @@ fn send_end(tid: u32, flags: u8, began: u64, woken: u64, walk: u64) {
 /// switches do not need is a call: its variables are not on the stack while frames are walked, and
 /// where a return costs as much as all the rest (Safe RET), others do not pay for it.
 #[inline(always)]
-fn choose(tid: u32, state: u32, window: u32, all: &mut CpuPace) -> u32 {
+fn choose(
+    (tid, task): (u32, *const task_struct),
+    state: u32,
+    window: u32,
+    all: &mut CpuPace,
+) -> u32 {
     let Some((set, way)) = slot_of(tid).or_else(|| taken_slot(tid, window)) else {
         return 0;
     };
@@ -324,7 +329,8 @@ fn choose(tid: u32, state: u32, window: u32, all: &mut CpuPace) -> u32 {
         return 0;
     }
     let is_rare = pace.shift as u32 + all.shift != 0;
-    let is_favoured = is_rare && state != 0 && is_favoured_place(pace);
+    let may_be_first = is_rare && state != 0 && pace.looks < MOST_LOOKS;
+    let is_favoured = may_be_first && is_first_there(pace, task);
     let favour = match (is_favoured, all.favoured < MOST_FAVOURED) {
         (false, _) => 0,
         (true, true) => MAX_SHIFT,
@@ -344,19 +350,21 @@ fn choose(tid: u32, state: u32, window: u32, all: &mut CpuPace) -> u32 {
     1 << (block.shift as u32 & 31)
 }
 
-/// Whether a wait of the current thread is one of the first ones where it waits now.
+/// Whether a wait of a thread is the first one where it waits now.
 #[inline(always)]
-fn is_favoured_place(pace: &mut Pace) -> bool {
-    // SAFETY: as in `send_begin`.
+fn is_first_there(pace: &mut Pace, task: *const task_struct) -> bool {
+    // SAFETY: a task of the tracepoint; bpf_task_pt_regs returns a trusted pointer, and the offsets lie
+    // within pt_regs.
     let (call, sp) = unsafe {
-        let registers = bpf_task_pt_regs(bpf_get_current_task_btf()) as *const u8;
+        let registers = bpf_task_pt_regs(task.cast_mut()) as *const u8;
         (saved(registers, SAVED_SYSCALL), saved(registers, SAVED_SP))
     };
     const SPREAD: u32 = 0x9e37_79b9;
     let place = (sp as u32 ^ (call as u32) << 20).wrapping_mul(SPREAD) >> (u32::BITS - PLACE_BITS);
-    let at = place * FAVOURED_BITS;
-    let is_first = pace.favoured >> at & ((1 << FAVOURED_BITS) - 1) < FAVOURED;
-    pace.favoured += (is_first as u16) << at;
+    let bit = 1_u8 << (place & 7);
+    let is_first = pace.seen & bit == 0;
+    pace.seen |= bit;
+    pace.looks += 1;
     is_first
 }
 
@@ -398,12 +406,14 @@ fn take_slot(tid: u32, window: u32) -> u32 {
         }
     }
     // Threads that take slots from each other are not walked more often for it.
-    let Pace { window: last, walks, shift, favoured } = set.paces[way];
+    let Pace { window: last, walks, shift, seen, looks } = set.paces[way];
     let is_new = walks == LEFT_OUT || last != window;
-    let (walks, favoured) = if is_new { (0, 0) } else { (walks, favoured) };
-    let (walks, shift, favoured) =
-        if free.is_some() { (0, 0, 0) } else { (walks, shift, favoured) };
-    set.paces[way] = Pace { window, walks, shift, favoured };
+    let (walks, seen, looks) = if is_new { (0, 0, 0) } else { (walks, seen, looks) };
+    set.paces[way] = if free.is_some() {
+        Pace { window, walks: 0, shift: 0, seen: 0, looks: 0 }
+    } else {
+        Pace { window, walks, shift, seen, looks }
+    };
     set.blocks[way] = Block { shift: 0, length: 0, choice: 0, passed: 0 };
     way as u32
 }
@@ -464,7 +474,8 @@ fn turn(pace: &mut Pace, window: u32, all: &CpuPace) {
     }
     pace.window = window;
     pace.walks = 0;
-    pace.favoured = 0;
+    pace.seen = 0;
+    pace.looks = 0;
 }
 
 /// A walk more in this window: a thread that has had enough is walked half as often.
@@ -486,7 +497,8 @@ fn turn_cpu(pace: &mut CpuPace, window: u32) {
     if pace.spent < pace.budget / 2 || is_rich(pace) {
         pace.shift = if passed >= pace.shift { 0 } else { pace.shift - passed };
     }
-    let left = if pace.spent < pace.budget { pace.budget - pace.spent } else { 0 };
+    // Where a CPU is busy all the time, what chance leaves is not spent later.
+    let left = if pace.used < pace.budget / 2 { pace.budget - pace.used } else { 0 };
     // Older ones may be another window's by now.
     if passed < HOST_WINDOWS - 1 {
         report_switches(pace.window, pace.switches);
@@ -500,6 +512,7 @@ fn turn_cpu(pace: &mut CpuPace, window: u32) {
     pace.kept = if kept > most { most } else { kept };
     pace.window = window;
     pace.spent = 0;
+    pace.used = 0;
     pace.raw = 0;
     pace.favoured = 0;
     pace.switches = 0;
@@ -535,6 +548,8 @@ fn switches_of(window: u32) -> u32 {
 #[inline(always)]
 fn note_cpu(pace: &mut CpuPace, took: u64) {
     let spent = pace.spent as u64 + took;
+    let used = pace.used as u64 + took;
+    pace.used = if used > u32::MAX as u64 { u32::MAX } else { used as u32 };
     if spent < pace.budget as u64 {
         pace.spent = spent as u32;
     } else if took < pace.kept as u64 {
