@@ -400,16 +400,18 @@ impl Waits {
             }
             stays
         });
-        let memory = &mut self.memory;
-        self.owed.retain(|_, wait| {
-            let stays = is_there(wait.pid, wait.thread.image);
+        let latest = self.spares.values().map(|(_, spare)| spare.until).max().unwrap_or_default();
+        self.spares.retain(|_, (_, spare)| latest - spare.until < MOST_SPARE);
+        // Threads end without a word here: one that has not waited for long is owed nothing.
+        let Self { threads, spares, owed, memory, .. } = self;
+        owed.retain(|tid, wait| {
+            let is_known = spares.contains_key(tid) || threads.contains_key(tid);
+            let stays = is_known && is_there(wait.pid, wait.thread.image);
             if !stays {
                 memory.give_back(wait.pid, wait.bytes());
             }
             stays
         });
-        let latest = self.spares.values().map(|(_, spare)| spare.until).max().unwrap_or_default();
-        self.spares.retain(|_, (_, spare)| latest - spare.until < MOST_SPARE);
     }
 }
 
