@@ -57,6 +57,8 @@ const NEVER_AGAIN: [&str; 9] = [
     "long_lives::",
     "trouble::",
 ];
+/// What proptest prints last of an input that it has made.
+const RANDOM: &str = "global rejects:";
 /// This program's own command that cargo starts a test program with.
 pub const RUN_PROGRAM: &str = "run-test-program";
 
@@ -158,7 +160,9 @@ fn run_again(totals: &mut Totals) -> Result<()> {
         let printed = [ended.stdout, ended.stderr].concat();
         let printed = String::from_utf8_lossy(&printed);
         println!("{printed}");
-        if ended.status.success() {
+        // A name that is no test's runs none.
+        let has_run = printed.lines().any(|line| line.starts_with("test result: ok. 1 passed"));
+        if ended.status.success() && has_run {
             totals.passes_after_all(&name);
         } else {
             let kept = totals.printed.entry(name).or_default();
@@ -294,9 +298,16 @@ impl Totals {
         }
     }
 
-    /// Tests that failed, if they are so few that it may be chance.
+    /// Tests that failed, if they are so few that it may be chance. Not by that of their own input: another
+    /// one proves nothing.
     fn worth_a_second_run(&self) -> Vec<Failed> {
-        let is_final = |name: &String| NEVER_AGAIN.iter().any(|module| name.starts_with(module));
+        let is_random = |name: &String| {
+            let printed = self.printed.get(name);
+            printed.is_some_and(|printed| printed.lines().any(|line| line.contains(RANDOM)))
+        };
+        let is_final = |name: &String| {
+            NEVER_AGAIN.iter().any(|module| name.starts_with(module)) || is_random(name)
+        };
         if self.failures.len() > MOST_AGAIN || self.failures.iter().any(is_final) {
             return Vec::new();
         }
@@ -304,7 +315,10 @@ impl Totals {
     }
 
     fn passes_after_all(&mut self, name: &str) {
-        self.failures.retain(|failed| failed != name);
+        // Another program may have a test of the same name.
+        if let Some(at) = self.failures.iter().position(|failed| failed == name) {
+            self.failures.remove(at);
+        }
         self.failed = self.failed.saturating_sub(1);
         self.passed += 1;
         self.unsteady.push(name.to_owned());
@@ -498,6 +512,11 @@ mod tests {
         );
         assert!(failing(&["a", "b", "c"]).worth_a_second_run().is_empty());
         assert!(failing(&["a", "dotnet_unloading::b"]).worth_a_second_run().is_empty());
+        let mut of_random_input = failing(&["a"]);
+        for line in ["---- a stdout ----", "\tlocal rejects: 0", "\tglobal rejects: 0"] {
+            of_random_input.take_line(line);
+        }
+        assert!(of_random_input.worth_a_second_run().is_empty());
     }
 
     #[test]

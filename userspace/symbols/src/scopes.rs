@@ -30,7 +30,7 @@ type UnitRef<'unit, 'a> = gimli::UnitRef<'unit, Slice<'a>>;
 const MAX_DEPTH: usize = 32;
 /// Entries read for one name: scopes, and the references between them.
 const MAX_STEPS: u32 = 64;
-/// Scopes kept for a whole file, 24 MiB; units met later have unqualified names.
+/// Scopes kept for a whole file, 32 MiB; units met later have unqualified names.
 const MAX_KEPT_SCOPES: usize = 1 << 21;
 /// Units kept that are reached only by references from others, as after link-time optimization.
 const MAX_OTHER_UNITS: usize = 256;
@@ -306,12 +306,14 @@ struct OpenScope {
 struct ScopeTable(Vec<Scope>);
 
 impl ScopeTable {
-    /// Walks all entries of the unit; what cannot be read ends the walk.
+    /// Walks all entries of the unit; what cannot be read ends the walk, and all scopes that are open
+    /// then: what comes later may be in others.
     fn walk(unit: UnitRef<'_, '_>, limit: usize) -> Self {
         let mut table = Self::default();
         let mut open = Vec::new();
-        let _ = table.walk_entries(unit, limit, &mut open);
-        table.close(&mut open, isize::MIN, u32::MAX);
+        let mut reached = 0;
+        let is_whole = table.walk_entries(unit, limit, &mut open, &mut reached).unwrap_or_default();
+        table.close(&mut open, isize::MIN, if is_whole { u32::MAX } else { reached });
         table.0.shrink_to_fit();
         table
     }
@@ -321,11 +323,13 @@ impl ScopeTable {
         unit: UnitRef<'_, '_>,
         limit: usize,
         open: &mut Vec<OpenScope>,
-    ) -> Option<()> {
+        reached: &mut u32,
+    ) -> Option<bool> {
         let mut entries = unit.entries_raw(None).ok()?;
         while !entries.is_empty() && self.0.len() < limit {
             let depth = entries.next_depth();
             let start = u32::try_from(entries.next_offset().0).ok()?;
+            *reached = start;
             let Some(abbreviation) = entries.read_abbreviation().ok()? else {
                 continue;
             };
@@ -343,7 +347,7 @@ impl ScopeTable {
                 self.0.push(Scope { start, end: u32::MAX, parent });
             }
         }
-        Some(())
+        Some(entries.is_empty())
     }
 
     /// Closes the scopes that do not reach to an entry of `depth` at `end`, and drops those of them

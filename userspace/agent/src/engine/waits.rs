@@ -279,9 +279,10 @@ impl Waits {
             }
             !is_dropped
         };
+        // Of these the least is lost.
+        owed.retain(|_, wait| stays(wait));
         threads.retain(|_, wait| stays(wait));
         ended.retain(|_, wait| stays(wait));
-        owed.retain(|_, wait| stays(wait));
     }
 
     /// The copied stack of a wait has been unwound.
@@ -386,6 +387,9 @@ impl Waits {
         for wait in std::mem::take(&mut self.threads).into_values() {
             self.memory.give_back(wait.pid, wait.bytes());
             self.endless += 1;
+        }
+        for wait in std::mem::take(&mut self.owed).into_values() {
+            self.memory.give_back(wait.pid, wait.bytes());
         }
     }
 

@@ -192,7 +192,8 @@ fn command_of(place: &str) -> Option<Vec<u8>> {
 
 /// The name of the link that a program was started by: `redis-server` is one to `redis-check-rdb`, `ls`
 /// one to `busybox`. The kernel names a process after it, until the process names itself, and its first
-/// argument is another one where a script was started. Versions are no names of their own (`python3`).
+/// argument is another one where a script was started. Versions are no names of their own (`python3`), and
+/// titles that programs give themselves are no files' names (`gunicorn: worker`).
 fn called(place: &str, exe: &str) -> Option<String> {
     let name = exe.trim_end_matches(" (deleted)").rsplit('/').next()?;
     let comm = std::fs::read(format!("{place}/comm")).ok()?;
@@ -203,8 +204,11 @@ fn called(place: &str, exe: &str) -> Option<String> {
     let command = command_of(place)?;
     let first = command.split(|byte| *byte == 0).next()?;
     let first = first.rsplit(|byte| *byte == b'/').next()?;
-    let is_named_so =
-        first.starts_with(comm) && (first.len() == comm.len() || comm.len() == MOST_COMM);
+    let is_file_name =
+        first.iter().all(|byte| byte.is_ascii_alphanumeric() || b"._+-@".contains(byte));
+    let is_named_so = is_file_name
+        && first.starts_with(comm)
+        && (first.len() == comm.len() || comm.len() == MOST_COMM);
     is_named_so.then(|| String::from_utf8_lossy(first).into_owned())
 }
 
@@ -264,6 +268,7 @@ mod tests {
         let long = "a-server-with-a-long-name";
         assert_eq!(called(long, None), (true, Some(long.to_owned())));
         assert_eq!(called("server", None), (true, Some("server".to_owned())));
+        assert_eq!(called("server: worker 7", None), (true, None));
         // A version, and a program whose first argument is something else.
         assert_eq!(called("sl", None), (true, None));
         assert_eq!(called("other", Some("a title: of its own")), (true, None));
