@@ -13,24 +13,26 @@ fn reading_dev_zero_shows_kernel_libc_and_caller_in_one_stack() -> Result<()> {
     let own = recorded.stacks()?.of_comm("zero");
     let in_kernel = own.that(|s| s.leaf().is_some_and(|f| f.is_kernel()) && s.has("zero_inner"));
     let joined = in_kernel.share_that(|s| {
-        let read_zero = reads_zero(s);
         let place = |name: &str| s.frames.iter().position(|f| f.name == name);
+        let kernel = s.frames.iter().rposition(|f| f.is_kernel());
         let libc = s.frames.iter().position(|f| f.file.contains("libc.so"));
-        let ordered = matches!((libc, place("zero_inner"), place("zero_outer"), place("main")),
-            (Some(a), Some(b), Some(c), Some(d)) if a < b && b < c && c < d);
-        read_zero && ordered
+        let places = [kernel, libc, place("zero_inner"), place("zero_outer"), place("main")];
+        places.is_sorted_by(|one, next| one.is_some() && one < next)
     });
+    // Few are taken on the way there and back: how many depends on the processor.
+    let reading = in_kernel.share_that(reads_zero);
     println!(
-        "{} samples, {} in the kernel below zero_inner, {:.2} % of them whole",
+        "{} samples, {} in the kernel below zero_inner, {:.2} % of them whole, {:.2} % in the device",
         own.total(),
         in_kernel.total(),
-        100.0 * joined
+        100.0 * joined,
+        100.0 * reading
     );
     for stack in in_kernel.stacks.iter().take(3) {
         println!("  {} x {}", stack.count, stack.line());
     }
     assert!(in_kernel.total() as f64 > 0.9 * own.total() as f64);
-    assert!(own.total() > 200 && joined > 0.98);
+    assert!(own.total() > 200 && joined > 0.98 && reading > 0.9);
     Ok(())
 }
 
