@@ -184,7 +184,7 @@ async fn serve_socket(socket: Option<Socket>, status: Arc<SharedStatus>, looked_
             return;
         }
         let path = socket.path.clone();
-        tracing::warn!("the status socket at {} was removed: made anew", path.display());
+        tracing::warn!("the status socket at {} was removed: making it anew", path.display());
         // The lock went with its directory.
         drop(socket);
         socket = loop {
