@@ -97,10 +97,16 @@ pub fn helpers_of(pid: i32) -> Result<BTreeMap<i32, String>> {
     Ok(below.map(|(of, (_, name))| (*of, name.clone())).collect())
 }
 
+/// One that has just been forked has its parent's name for a moment.
 fn helper(pid: i32, name: &str) -> Result<i32> {
-    let all = helpers_of(pid)?;
-    let found = all.iter().find(|(_, of)| *of == name);
-    found.map(|(pid, _)| *pid).with_context(|| format!("no {name} among {all:?}"))
+    let mut all = BTreeMap::new();
+    let mut found = None;
+    let there = wait_until("a helper", PATIENCE, || {
+        all = helpers_of(pid).unwrap_or_default();
+        found = all.iter().find(|(_, of)| *of == name).map(|(pid, _)| *pid);
+        found.is_some()
+    });
+    there.and(found.context("a helper")).with_context(|| format!("no {name} among {all:?}"))
 }
 
 /// The processes that attach probes.
