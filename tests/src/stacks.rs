@@ -164,7 +164,10 @@ impl Stacks {
             if stack_ends::is_thread_start(outermost) {
                 result.complete += stack.count;
             } else {
-                *result.other_ends.entry(stack.line()).or_default() += stack.count;
+                let Frame { file, file_offset, .. } = outermost;
+                let end =
+                    format!("{} (at {:#x} of {file:?})", stack.line(), file_offset.unwrap_or(0));
+                *result.other_ends.entry(end).or_default() += stack.count;
             }
         }
         result

@@ -8,7 +8,7 @@
 //! - [`maps_reader`]: reads processes' mappings, off the event loop.
 //! - `code_reader`: reads the code of sampled methods.
 //! - [`code`]: the code that a runtime has generated: which method lies where, and how it is
-//!   unwound; `row_lists`: the rules of it.
+//!   unwound.
 //! - [`events`]: exceptions and other events of the runtime.
 //! - [`names`]: from a method's metadata to its display name.
 //! - `name_cache`: names that processes of the same program share.
@@ -35,7 +35,6 @@ mod modules;
 mod name_cache;
 pub mod names;
 mod reaching;
-mod row_lists;
 pub mod runtime;
 mod snapshots;
 pub mod stubs;
@@ -496,7 +495,7 @@ impl Managed {
             // The owner of a bridge has asked about it.
             let written =
                 if bridge.answers() { time } else { time.saturating_add(code::WRITTEN_LATE) };
-            !target.runtime.code.is_known_at(written)
+            !target.runtime.code.eras.is_known_at(written)
         })
     }
 
@@ -568,7 +567,7 @@ impl Managed {
             target.take_in(&mut self.maps_reader, until);
             target.look_at_stubs(&mut self.code_reader);
             target.flushed_addresses = target.sampled.len();
-            target.flushed_era = target.runtime.code.era();
+            target.flushed_era = target.runtime.code.eras.now();
             // What was read last may be theirs: it is kept until they are described.
             target.ask_about_what_is_held();
             target.nameless.clear();
@@ -671,7 +670,7 @@ impl Managed {
             let waiting = self.code_reader.is_reading()
                 || self.targets.values_mut().any(|target| match &mut target.state {
                     State::Attached(bridge) => {
-                        let is_held = target.runtime.code.is_held();
+                        let is_held = target.runtime.code.eras.is_held();
                         bridge.expects_more() || bridge.is_behind() || is_held
                     }
                     _ => false,

@@ -117,7 +117,7 @@ impl Runtime {
 
     /// Adds one record, if the memory stays within `most` bytes.
     pub fn take(&mut self, record: RawRecord<'_>, most: usize) -> Result<(), DecodeError> {
-        self.code.set_time(record.time, self.read_at);
+        self.code.eras.set_time(record.time, self.read_at);
         if record.kind == kind::METHOD {
             let method = MethodView::of(record.fields)?;
             if !self.is_refused(most) {
@@ -354,7 +354,7 @@ impl Runtime {
     pub fn forget_described(&mut self, era: u32) {
         self.code.forget_retired(era, |_| false);
         if self.addresses.age()
-            && let Some(before) = self.stubs_from.replace(self.code.era())
+            && let Some(before) = self.stubs_from.replace(self.code.eras.now())
         {
             self.code.forget_stubs(before);
         }
@@ -538,7 +538,7 @@ mod tests {
     const CODE: [u8; 8] = [0x55, 0x48, 0x89, 0xe5, 0x90, 0x90, 0x90, 0x90];
 
     fn found(runtime: &Runtime, address: u64) -> Found {
-        runtime.find(address, runtime.code.era()).expect("a method is there")
+        runtime.find(address, runtime.code.eras.now()).expect("a method is there")
     }
 
     fn method(function: u64, start: u64) -> MethodRecord {
@@ -611,7 +611,7 @@ mod tests {
         for n in 0..100_000u64 {
             let start = 0x10_0000 + n % 1000 * 0x40;
             runtime.take_record(method(n, start), most);
-            let era = runtime.code.era();
+            let era = runtime.code.eras.now();
             if n % 100 == 0 {
                 let at = runtime.find_sampled(start + 8, era).expect("it is known");
                 assert!(runtime.ask_il_map(at), "of each method, once");
@@ -630,7 +630,7 @@ mod tests {
             assert!(described.frame.name.contains(&format!("Method{n}")));
             if n % 5000 == 4999 {
                 largest = largest.max(runtime.bytes());
-                runtime.forget_described(runtime.code.era());
+                runtime.forget_described(runtime.code.eras.now());
             }
         }
         assert_eq!((runtime.refused, runtime.code.refused), (0, 0));
@@ -645,16 +645,16 @@ mod tests {
         for n in 0..1000u64 {
             let start = 0x10_0000 + n % 10 * 0x40;
             runtime.take_record(method(n, start), MAX_BYTES);
-            let era = runtime.code.era();
+            let era = runtime.code.eras.now();
             if n == 500 {
                 runtime.find_sampled(start, era);
             }
             unload(&mut runtime, n, start);
         }
         assert_eq!(runtime.methods.len(), 1000);
-        runtime.forget_unsampled(runtime.code.era());
+        runtime.forget_unsampled(runtime.code.eras.now());
         assert_eq!(runtime.methods.len(), 1);
-        runtime.forget_described(runtime.code.era());
+        runtime.forget_described(runtime.code.eras.now());
         assert_eq!(runtime.methods.len(), 0);
     }
 
@@ -662,7 +662,7 @@ mod tests {
     fn an_answer_names_a_sample_from_before_it_and_code_that_came_later_does_not() {
         let mut runtime = Runtime::default();
         runtime.take_record(method(1, 0x1000), MAX_BYTES);
-        let before = runtime.code.era();
+        let before = runtime.code.eras.now();
         unload(&mut runtime, 1, 0x1000);
         let answer = MethodRecord {
             asked_ip: 0x2008,
@@ -689,7 +689,7 @@ mod tests {
             runtime.take_record(module, MAX_BYTES);
             runtime.take_record(of_type, MAX_BYTES);
             runtime.take_record(MethodRecord { type_token: 5, ..method(1, 0x1000) }, MAX_BYTES);
-            let era = runtime.code.era();
+            let era = runtime.code.eras.now();
             unload(runtime, 1, 0x1000);
             runtime.take_record(ModuleUnload { module: 8 }, MAX_BYTES);
             era
@@ -701,11 +701,11 @@ mod tests {
             assert_eq!(&*described.module, format!("a{turn}.dll"));
             assert!(described.frame.name.contains(&format!("Type{turn}")));
         }
-        runtime.forget_described(runtime.code.era());
+        runtime.forget_described(runtime.code.eras.now());
         let once = runtime.bytes();
         for turn in 2..1000 {
             of_turn(turn, &mut runtime);
-            runtime.forget_described(runtime.code.era());
+            runtime.forget_described(runtime.code.eras.now());
         }
         assert!(runtime.bytes() <= once, "{} {once}", runtime.bytes());
     }
@@ -714,16 +714,16 @@ mod tests {
     fn a_record_that_is_written_again_changes_nothing() {
         let mut runtime = Runtime::default();
         runtime.take_record(method(1, 0x1000), MAX_BYTES);
-        let (era, bytes) = (runtime.code.era(), runtime.bytes());
+        let (era, bytes) = (runtime.code.eras.now(), runtime.bytes());
         let resolved = MethodRecord { kind: MethodKind::Resolved as u8, ..method(1, 0x1000) };
         for again in [method(1, 0x1000), resolved] {
             runtime.take_record(again, MAX_BYTES);
-            assert_eq!((runtime.code.era(), runtime.bytes()), (era, bytes));
+            assert_eq!((runtime.code.eras.now(), runtime.bytes()), (era, bytes));
         }
         assert_eq!(runtime.methods(), 1);
         // Another function is there now.
         runtime.take_record(method(2, 0x1000), MAX_BYTES);
-        assert_ne!(runtime.code.era(), era);
+        assert_ne!(runtime.code.eras.now(), era);
         assert_eq!(runtime.methods(), 2);
     }
 
@@ -746,7 +746,7 @@ mod tests {
         runtime.take_record(of(9, 2, 0x2000), MAX_BYTES);
         runtime.take_record(of(8, 3, 0x3000), MAX_BYTES);
         assert!(runtime.ask(0x5000, false));
-        let era = runtime.code.era();
+        let era = runtime.code.eras.now();
         runtime.find_sampled(0x2008, era);
 
         runtime.confirm_all();
@@ -759,7 +759,7 @@ mod tests {
         assert!(runtime.find(0x2008, era).is_some(), "not before all was reported");
         runtime.forget_unconfirmed();
 
-        let now = runtime.code.era();
+        let now = runtime.code.eras.now();
         let function = |runtime: &Runtime, address, era| {
             let found = runtime.find(address, era)?;
             runtime.method_of(found.method).map(|method| method.function)
@@ -783,7 +783,7 @@ mod tests {
         runtime.take_record(method(1, 0x1000), 0);
         assert_eq!(runtime.refused, 1);
         runtime.forget_unconfirmed();
-        assert!(runtime.find(0x1008, runtime.code.era()).is_some());
+        assert!(runtime.find(0x1008, runtime.code.eras.now()).is_some());
     }
 
     #[test]
@@ -799,7 +799,7 @@ mod tests {
             }
             assert!(runtime.code.knows(address));
             if n % 3000 == 0 {
-                runtime.forget_described(runtime.code.era());
+                runtime.forget_described(runtime.code.eras.now());
             }
         }
         assert_eq!((runtime.refused, runtime.code.refused), (0, 0));

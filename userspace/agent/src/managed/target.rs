@@ -343,7 +343,7 @@ impl Target {
     /// its place, since the records were read last: they are read first.
     pub fn era_at(&mut self, time: u64, maps_reader: &mut MapsReader, meter: &mut Meter) -> u32 {
         let is_attached = matches!(self.state, State::Attached(_));
-        if is_attached && time > self.runtime.read_at && !self.runtime.code.is_known_at(time) {
+        if is_attached && time > self.runtime.read_at && !self.runtime.code.eras.is_known_at(time) {
             self.take_in_between(maps_reader, meter);
         }
         self.runtime.code.era_of_sample(time)
@@ -411,9 +411,9 @@ impl Target {
         if bridge.has_caught_up() && runtime.enumerated && (bridge.is_enumerated() || is_late) {
             let code = &mut runtime.code;
             if bridge.is_at_end() {
-                code.was_read_until(runtime.read_at);
+                code.eras.was_read_until(runtime.read_at);
             } else {
-                code.was_read_in_part_until(code.time(), runtime.read_at);
+                code.eras.was_read_in_part_until(code.eras.time(), runtime.read_at);
             }
         }
         if bridge.is_behind() && was_overtaken {
@@ -433,7 +433,7 @@ impl Target {
             self.keep_last_objects();
             self.keep_last_snapshots(Which::OfEnded);
             self.state = State::Ended;
-            self.runtime.code.was_read_until(u64::MAX);
+            self.runtime.code.eras.was_read_until(u64::MAX);
         }
     }
 
@@ -445,7 +445,7 @@ impl Target {
             return;
         }
         if self.past.back().is_none_or(|(since, _)| since.elapsed() >= EVERY) {
-            self.past.push_back((Instant::now(), self.runtime.code.era()));
+            self.past.push_back((Instant::now(), self.runtime.code.eras.now()));
         }
         while let Some((_, era)) =
             self.past.pop_front_if(|(since, _)| since.elapsed() >= STRAGGLERS)
@@ -528,7 +528,7 @@ impl Target {
     pub fn ask_about_what_is_held(&mut self) {
         let mut nameless = std::mem::take(&mut self.nameless);
         nameless.retain(|&(address, era)| {
-            !self.runtime.code.is_held_at(era) || !self.ask_anyway(address, era)
+            !self.runtime.code.eras.is_held_at(era) || !self.ask_anyway(address, era)
         });
         self.nameless = nameless;
     }
@@ -550,7 +550,7 @@ impl Target {
     /// Requests the metadata of a code address; false when its method is not known yet.
     pub fn ask_about(&mut self, address: u64, era: u32) -> bool {
         let is_attached = matches!(self.state, State::Attached(_));
-        if is_attached && self.runtime.code.is_held_at(era) {
+        if is_attached && self.runtime.code.eras.is_held_at(era) {
             // What is known there may be older.
             return false;
         }
@@ -622,9 +622,9 @@ mod tests {
         let (mut maps_reader, mut meter) = (MapsReader::default(), Meter::new());
         let era = target.era_at(5_000, &mut maps_reader, &mut meter);
         let code = &mut target.runtime.code;
-        code.set_time(9_000, 9_000);
+        code.eras.set_time(9_000, 9_000);
         code.insert(0x1000, 0x40, &[], MethodIndex(7));
-        code.was_read_until(10_000);
+        code.eras.was_read_until(10_000);
         // 0: before there was a target.
         for era in [0, era] {
             let found = code.method_at(0x1008, era);

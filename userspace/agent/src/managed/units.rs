@@ -65,7 +65,7 @@ impl Units {
         most_bytes: u64,
     ) -> bool {
         let dirty = code.take_dirty(UNITS_AT_ONCE);
-        self.era = code.version();
+        self.era = code.eras.version();
         for unit in &dirty {
             self.without_room.remove(unit);
             let loaded = code.table_of(*unit).and_then(|table| {
