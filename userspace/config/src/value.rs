@@ -63,12 +63,19 @@ impl Raw {
     fn items(&self) -> Option<Vec<&str>> {
         match self {
             Self::Words(text) => {
-                Some(text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect())
+                let items = inside(text.trim(), '[', ']').split(',').map(str::trim);
+                let items = items.map(|item| inside(inside(item, '"', '"'), '\'', '\''));
+                Some(items.filter(|item| !item.is_empty()).collect())
             }
             Self::List(items) => items.iter().map(Self::text).collect(),
             _ => None,
         }
     }
+}
+
+/// Without these around it, if they are: lists may be written as in the file.
+fn inside(text: &str, open: char, close: char) -> &str {
+    text.strip_prefix(open).and_then(|text| text.strip_suffix(close)).unwrap_or(text)
 }
 
 impl Value for bool {

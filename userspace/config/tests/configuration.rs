@@ -63,6 +63,17 @@ fn defaults_are_those_of_a_host_without_a_configuration() {
 }
 
 #[test]
+fn a_flag_has_a_list_with_commas_or_as_in_the_file() {
+    for text in ["cpu,wall", "[\"cpu\", \"wall\"]", "['cpu','wall']", "[cpu, wall]"] {
+        let flags = [("--set", "sampling.types", text)];
+        let configuration = with("", &[], &flags).expect("right").configuration;
+        let types: Vec<_> = configuration.types.value.iter().collect();
+        assert_eq!(types, [SampleKind::Cpu, SampleKind::Wall], "{text}");
+    }
+    assert!(with("", &[], &[("--set", "sampling.types", "[\"cpu\", \"walls\"]")]).is_err());
+}
+
+#[test]
 fn a_flag_wins_over_a_variable_and_a_variable_over_the_file() {
     let text = "[sampling]\nfrequency = 1\n";
     let variable = [("STRATA_SAMPLING_FREQUENCY", "2")];
