@@ -193,7 +193,8 @@ fn command_of(place: &str) -> Option<Vec<u8>> {
 /// The name of the link that a program was started by: `redis-server` is one to `redis-check-rdb`, `ls`
 /// one to `busybox`. The kernel names a process after it, until the process names itself, and its first
 /// argument is another one where a script was started. Versions are no names of their own (`python3`), and
-/// titles that programs give themselves are no files' names (`gunicorn: worker`).
+/// titles that programs give themselves are no files' names (`gunicorn: worker`), unless they begin with one
+/// (`redis-server *:6379`).
 fn called(place: &str, exe: &str) -> Option<String> {
     let name = exe.trim_end_matches(" (deleted)").rsplit('/').next()?;
     let comm = std::fs::read(format!("{place}/comm")).ok()?;
@@ -203,13 +204,17 @@ fn called(place: &str, exe: &str) -> Option<String> {
     }
     let command = command_of(place)?;
     let first = command.split(|byte| *byte == 0).next()?;
-    let first = first.rsplit(|byte| *byte == b'/').next()?;
-    let is_file_name =
-        first.iter().all(|byte| byte.is_ascii_alphanumeric() || b"._+-@".contains(byte));
-    let is_named_so = is_file_name
-        && first.starts_with(comm)
-        && (first.len() == comm.len() || comm.len() == MOST_COMM);
-    is_named_so.then(|| String::from_utf8_lossy(first).into_owned())
+    let word = first.split(|byte| *byte == b' ').next()?;
+    let named = [first, word].map(|text| text.rsplit(|byte| *byte == b'/').next().unwrap_or(text));
+    let name = named.into_iter().find(|name| is_named(name, comm))?;
+    Some(String::from_utf8_lossy(name).into_owned())
+}
+
+/// Whether the kernel named a process after this file.
+fn is_named(name: &[u8], comm: &[u8]) -> bool {
+    name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"._+-@".contains(byte))
+        && name.starts_with(comm)
+        && (name.len() == comm.len() || comm.len() == MOST_COMM)
 }
 
 /// How old a process is; `None` when it is gone.
@@ -254,11 +259,14 @@ mod tests {
                 std::os::unix::process::CommandExt::arg0(&mut command, name);
             }
             let mut child = command.arg("60").spawn().expect("it starts");
-            // A process has its name a moment later than this one goes on.
-            let comm = format!("/proc/{}/comm", child.id());
-            while !std::fs::read_to_string(&comm)
-                .is_ok_and(|comm| link.starts_with(comm.trim_end()))
-            {
+            // A process has its name, and then its arguments, a moment later than this one goes on.
+            let read = |name: &str| std::fs::read(format!("/proc/{}/{name}", child.id()));
+            let is_there = || {
+                let is_named = read("comm")
+                    .is_ok_and(|comm| link.as_bytes().starts_with(comm.trim_ascii_end()));
+                is_named && read("cmdline").is_ok_and(|command| !command.is_empty())
+            };
+            while !is_there() {
                 std::thread::yield_now();
             }
             let seen = Seen::read(child.id(), &Wanted::of(&[]));
@@ -272,6 +280,9 @@ mod tests {
         // A version, and a program whose first argument is something else.
         assert_eq!(called("sl", None), (true, None));
         assert_eq!(called("other", Some("a title: of its own")), (true, None));
+        // A title that begins with the name, and one of a path with a space.
+        assert_eq!(called("own", Some("own *:6379")), (true, Some("own".to_owned())));
+        assert_eq!(called("sly", Some("/opt/a b/sly")), (true, Some("sly".to_owned())));
     }
 
     #[test]
