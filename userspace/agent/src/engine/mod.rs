@@ -472,8 +472,9 @@ impl Engine {
         self.take_all_snapshots();
         if self.wall.is_some() {
             let PassFigures { passes, reading, sending_all, threads, .. } = self.pass_figures();
-            tracing::info!(
-                "{passes} passes over threads took {reading} ns, of which {sending_all} ns to send every thread; \
+            let [reading, sending_all] = [reading, sending_all].map(Duration::from_nanos);
+            tracing::debug!(
+                "{passes} passes over threads took {reading:.1?}, of which {sending_all:.1?} to send every thread; \
                  {threads} threads at last"
             );
         }

@@ -139,7 +139,7 @@ pub fn holdings(store: &Path, held: &mut [Holding], used: &[Row], window: Window
     let total = used.iter().fold(0_i64, |sum, row| sum.saturating_add(row.value)).max(1);
     let zone = when::zone(window.to);
     let (from, to) = (format!("from ({zone})"), format!("to ({zone})"));
-    let heading = ["service", "type", &from, &to, "profiles", "size", "cpu share"];
+    let heading = ["service", "type", &from, &to, "profiles", "size", "cpu"];
     let mut lines: Vec<[String; 7]> = vec![heading.map(str::to_owned)];
     let mut labels = vec!["labels".to_owned()];
     let mut services: BTreeMap<&str, ()> = BTreeMap::new();
@@ -149,7 +149,7 @@ pub fn holdings(store: &Path, held: &mut [Holding], used: &[Row], window: Window
             sanitize_for_terminal(&shortened(&holding.service, 60)).into_owned(),
             sanitize_for_terminal(&shortened(&holding.kind, 30)).into_owned(),
             when::show(holding.first_nanos),
-            when::show(holding.last_nanos),
+            end(&when::show(holding.first_nanos), when::show(holding.last_nanos)),
             grouped_u64(holding.profiles),
             size(holding.bytes),
             match place(&holding.service).and_then(|at| used.get(at)) {
@@ -191,8 +191,16 @@ pub fn holdings(store: &Path, held: &mut [Holding], used: &[Row], window: Window
         counted(profiles, "profile"),
         size(bytes)
     );
-    text += &format!("cpu share: of {}\n", window.text());
+    text += &format!("cpu: share of {}\n", window.text());
     print(&text)
+}
+
+/// Without the date where that is the beginning's.
+fn end(from: &str, to: String) -> String {
+    match (from.split_once(' '), to.split_once(' ')) {
+        (Some((first, _)), Some((date, time))) if first == date => time.to_owned(),
+        _ => to,
+    }
 }
 
 /// Which functions changed, by their share of all.
