@@ -76,6 +76,17 @@ fn number_of(path: &Path) -> io::Result<(u64, u64)> {
 /// # Errors
 /// Another daemon listens there.
 pub fn socket(path: &Path) -> Result<Option<Socket>> {
+    let made = make(path)?;
+    Ok(made.inspect_err(|error| warn_of_none(path, error)).ok())
+}
+
+fn warn_of_none(path: &Path, error: &io::Error) {
+    tracing::warn!("no status socket at {}: {error}", path.display());
+}
+
+/// # Errors
+/// Another daemon listens there.
+fn make(path: &Path) -> Result<io::Result<Socket>> {
     let lock = match lock(path) {
         Ok(Ok(lock)) => lock,
         Ok(Err(owner)) => bail!(
@@ -83,21 +94,10 @@ pub fn socket(path: &Path) -> Result<Option<Socket>> {
              another, \"\" none)",
             path.display()
         ),
-        Err(error) => {
-            tracing::warn!("no status socket at {}: {error}", path.display());
-            return Ok(None);
-        }
+        Err(error) => return Ok(Err(error)),
     };
     let bound = bind(path).and_then(|listener| Ok((listener, number_of(path)?)));
-    match bound {
-        Ok((listener, made)) => {
-            Ok(Some(Socket { listener, path: path.to_owned(), made, _lock: lock }))
-        }
-        Err(error) => {
-            tracing::warn!("no status socket at {}: {error}", path.display());
-            Ok(None)
-        }
-    }
+    Ok(bound.map(|(listener, made)| Socket { listener, path: path.to_owned(), made, _lock: lock }))
 }
 
 /// A lock beside the socket, which only its owner can open; else the holder: ` (pid 7)`.
@@ -187,16 +187,27 @@ async fn serve_socket(socket: Option<Socket>, status: Arc<SharedStatus>, looked_
         tracing::warn!("the status socket at {} was removed: making it anew", path.display());
         // The lock went with its directory.
         drop(socket);
+        let mut known = String::new();
         socket = loop {
-            match self::socket(&path) {
-                Ok(Some(socket)) => break socket,
-                Ok(None) => tokio::time::sleep(looked_at).await,
+            match make(&path) {
+                Ok(Ok(socket)) => break socket,
+                Ok(Err(error)) => {
+                    // Once: it may be so for days.
+                    if known != error.to_string() {
+                        warn_of_none(&path, &error);
+                        known = error.to_string();
+                    }
+                    tokio::time::sleep(looked_at).await;
+                }
                 Err(error) => {
                     tracing::warn!("no status socket: {error}");
                     return;
                 }
             }
         };
+        if !known.is_empty() {
+            tracing::info!("the status socket is at {} again", path.display());
+        }
     }
 }
 
