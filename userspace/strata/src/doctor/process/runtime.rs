@@ -81,7 +81,8 @@ impl Runtime {
                     .to_owned()
             }
             Self::Php => {
-                "its JIT compilers keep no frame pointers: stacks end in `[incomplete]` in their code"
+                "opcache.jit_debug=16 names what is compiled; PHP's JIT compilers keep no frame pointers: \
+                 stacks end in `[incomplete]` in their code"
                     .to_owned()
             }
             Self::Unknown => {
