@@ -347,7 +347,7 @@ fn a_second_daemon_and_a_wrong_configuration_end_with_what_to_do() -> Result<()>
     println!("{}", status.stdout);
     assert!(status.status.success() && status.stdout.contains("healthy"));
     let metrics = daemon.metrics()?;
-    for name in ["strata_samples_total", "strata_memory_bytes{of=\"bpf_maps\"}"] {
+    for name in ["strata_samples_total", "strata_memory_bytes{component=\"bpf_maps\"}"] {
         assert!(metrics.contains(name), "{metrics}");
     }
     daemon.end()?;

@@ -217,7 +217,7 @@ fn a_program_started_with_the_variables_of_strata_env_is_read_without_attaching(
         let row = listed(app.pid())?.context("strata ps does not list it")?;
         println!("{version}: {row}");
         let record = strata::record()?.frequency(FREQUENCY).pid(app.pid());
-        let recording = record.option("--clr", "env-only").start()?;
+        let recording = record.option("--clr", "environment").start()?;
         let recorded = recording.finish_when_used(&[app.pid()], 1.5)?;
         let own = recorded.stacks()?.of_pid(app.pid());
         let clr = check(version, "strata env", &recorded, &own, &mut wrongs)?;
@@ -236,7 +236,7 @@ fn without_attaching_nothing_is_loaded_and_stacks_are_still_whole() -> Result<()
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in dotnet.versions() {
-        for policy in ["off", "env-only"] {
+        for policy in ["off", "environment"] {
             let app = start(&dotnet, version, "Shares", &["120"])?;
             let record = strata::record()?.frequency(FREQUENCY).pid(app.pid());
             let recording = record.option("--clr", policy).start()?;

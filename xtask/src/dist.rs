@@ -1,5 +1,6 @@
 //! `cargo xtask dist`: the release archive. One stripped binary with the BPF object inside, the
-//! licences, the README, shell completions and manual pages; a user of it needs no toolchain.
+//! licences, the README with what it links to, shell completions and manual pages; a user of it needs no
+//! toolchain.
 //!
 //! Invariant: the only library needed on the user's machine is glibc; any other library is an error
 //! here.
@@ -13,7 +14,10 @@ use anyhow::{Context, Result, bail};
 use crate::setup::{self, Profile};
 use crate::{bpf_object, project, run};
 
-const DOCUMENTS: &[&str] = &["README.md", "LICENSE", "LICENSE-MIT", "LICENSE-APACHE"];
+const DOCUMENTS: &[&str] =
+    &["README.md", "ARCHITECTURE.md", "LICENSE", "LICENSE-MIT", "LICENSE-APACHE", "ebpf/LICENSE"];
+/// What the README links to.
+const FOLDERS: &[&str] = &["docs", "deploy"];
 
 pub fn run() -> Result<()> {
     setup::ensure(Profile::Record)?;
@@ -36,7 +40,11 @@ pub fn run() -> Result<()> {
         fs::copy(&from, directory.join(document))
             .with_context(|| format!("cannot copy {document}"))?;
     }
-    fs::copy(project::root().join("ebpf/LICENSE"), directory.join("ebpf/LICENSE"))?;
+    for folder in FOLDERS {
+        let mut copy = Command::new("cp");
+        copy.arg("--recursive").arg(project::root().join(folder)).arg(&directory);
+        run::output_of(&mut copy)?;
+    }
 
     let mut documents = Command::new(directory.join("strata"));
     documents.arg("internal-documents").arg(&directory);

@@ -104,8 +104,8 @@ pub fn describe_end(end: End) -> &'static str {
         End::NoProcess => "a process whose tables came too late",
         End::Compat => "a 32-bit process",
         End::KernelOnly => "no user stack: a kernel thread, or a program that starts or ends",
-        End::CaptureLimit => "a raw stack larger than is copied",
+        End::CaptureLimit => "a stack larger than the part that is copied",
         End::NoReturnAddress => "a return address of 0 where no thread or program starts",
-        End::NotWalked => "a thread that lived between two looks at all threads",
+        End::NotWalked => "a thread that started and ended between two passes over threads",
     }
 }

@@ -174,7 +174,7 @@ fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> ExporterConfig {
             &path("token"),
             token,
             "a token and a password: one of them is sent",
-            Some("leave one away"),
+            Some("remove one of them"),
         );
     }
     let headers = layers.map::<Secret>(&path("headers"));
@@ -230,7 +230,7 @@ fn credential(
     let file = layers.get::<Option<PathBuf>>(&["exporter", name, file_key], None);
     if value.value.is_some() && file.value.is_some() {
         let message = format!("`{key}` and `{file_key}` are both set");
-        layers.refuse(&["exporter", name, key], &value, &message, Some("leave one away"));
+        layers.refuse(&["exporter", name, key], &value, &message, Some("remove one of them"));
     }
     let with = |credential, origin: Origin| Some(Sourced { value: credential, origin });
     match (value.value, file.value) {

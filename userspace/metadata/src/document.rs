@@ -40,7 +40,7 @@ fn switches() -> String {
     let code = |names: &[&str]| {
         names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", else ")
     };
-    let mut out = "## Switches\n\n| type | Pyroscope's | Datadog's |\n|---|---|---|\n".to_owned();
+    let mut out = "## Variables that enable or disable sample types\n\n| type | Pyroscope's | Datadog's |\n|---|---|---|\n".to_owned();
     let _ = writeln!(out, "| all | `{PYROSCOPE_PROFILING_ENABLED}` | `{DD_PROFILING_ENABLED}` |");
     for kind in Kind::ALL {
         let info = kind.info();

@@ -9,7 +9,7 @@ pub type Result<T> = std::result::Result<T, QueryError>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum QueryError {
-    #[error("there is no store in `{}`: `strata daemon` keeps one; --store names another place", path.display())]
+    #[error("there is no store in `{}`: start `strata daemon`, or pass another directory with --store", path.display())]
     NoStore { path: PathBuf },
     #[error("the store in `{}` may not be read by this user: run the same with `sudo`", path.display())]
     Denied {
@@ -23,9 +23,9 @@ pub enum QueryError {
         #[source]
         source: io::Error,
     },
-    #[error("the store cannot be asked")]
+    #[error("the store cannot be read")]
     Store(#[source] StoreError),
-    #[error("the time asked about is empty: it begins at {from} and ends at {to}{}", with_semicolon(*hint))]
+    #[error("the window is empty: --from is {from}, --to is {to}{}", with_semicolon(*hint))]
     EmptyWindow { from: String, to: String, hint: Option<&'static str> },
     /// Nothing was found; `damaged` records of the store could not be read.
     #[error("{why}")]

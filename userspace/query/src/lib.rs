@@ -259,7 +259,7 @@ mod tests {
             (Some(When::Today(0)), Some(When::Ago(9 * 24 * DEFAULT_WINDOW)), "is of today"),
         ] {
             let error = Window::asked(from, to, NOW).expect_err("it is empty").to_string();
-            assert!(error.starts_with("the time asked about is empty"), "{error}");
+            assert!(error.starts_with("the window is empty"), "{error}");
             assert!(error.contains(words), "{error}");
         }
     }

@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const NANOS: i64 = 1_000_000_000;
 
 /// What `--from` and `--to` take, in one line.
-pub const FORMS: &str = "`now`, `-1h`, `-30m`, `14:30`, `yesterday`, `yesterday 14:30`, \
+pub const FORMS: &str = "`now`, `-1h`, `14:30`, `today`, `yesterday 14:30`, `2026-01-31`, \
                          `2026-01-31 14:30` (local time) or RFC 3339";
 
 /// A point in time, possibly relative to now.

@@ -29,7 +29,7 @@ pub fn run(question: &Question) -> Result<i32> {
     let (input, to) = (&question.input, &question.output);
     let format = Format::from_path(to).or(question.format).with_context(|| {
         format!(
-            "the name `{}` does not tell a format: use one of .pb.gz .svg .folded .perf .json.gz, or \
+            "`{}` has no known extension: use .pb.gz, .svg, .folded, .perf or .json.gz, or set \
              --format",
             to.display()
         )

@@ -243,9 +243,9 @@ pub fn advice(cause: &str, running: Running) -> Option<&'static str> {
         return Some(advice).filter(|advice| !advice.is_empty());
     }
     match end_of(cause)? {
-        End::FrameLimit if running == Running::Recording => {
-            Some("raise --max-frames, up to 1,024; deeper ones lose their outermost frames")
-        }
+        End::FrameLimit if running == Running::Recording => Some(
+            "deep recursion: the outermost frames are missing (--max-frames keeps 1,024 at most)",
+        ),
         End::FrameLimit => Some("deep recursion: the outermost frames are missing"),
         End::NoMapping | End::BrokenChain => {
             Some("code of a JIT compiler, or built without frame pointers or unwind tables")

@@ -203,8 +203,8 @@ fn with_formats(paths: Vec<PathBuf>, format: Option<Format>) -> Result<Vec<(Path
     let chosen = |path: PathBuf| {
         let chosen = Format::from_path(&path).or(format).with_context(|| {
             format!(
-                "the name `{}` does not tell a format: use one of .pb.gz .svg .folded .perf .json.gz, \
-                 or --format",
+                "`{}` has no known extension: use .pb.gz, .svg, .folded, .perf or .json.gz, or \
+                 set --format",
                 path.display()
             )
         })?;

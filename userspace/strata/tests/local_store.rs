@@ -151,7 +151,7 @@ fn without_a_service_everything_is_listed() {
     let list = answer(directory.path(), &["query"]);
     assert_eq!(list.lines().filter(|line| line.starts_with("shop")).count(), 2, "{list}");
     let line = line_with(&list, "exceptions");
-    assert_eq!((line[0], line[6]), ("mail", "24"));
+    assert_eq!((line[0], line[5]), ("mail", "24"));
     assert!(list.contains("version=1.5"));
     assert!(list.contains("2 services, 288 profiles"), "{list}");
     let json = answer(directory.path(), &["query", "--type", "exceptions", "--json"]);
@@ -284,7 +284,7 @@ fn what_is_not_there_is_explained() {
         &["query", "-s", "shop", "--from", "-9h", "--to", "-8h"],
         "the store holds its cpu profiles from 20",
     );
-    says(&["query", "-s", "shop", "--from", "now", "--to", "-1h"], "the time asked about is empty");
+    says(&["query", "-s", "shop", "--from", "now", "--to", "-1h"], "the window is empty");
     says(&["diff", "-s", "shop", "--from", "now", "--to", "-1h"], "the earlier time first");
     says(&["query", "-s", "shop", "--to", "-8h"], "there is nothing of `shop` from 20");
     says(&["query", "-s", "shop", "--pid", "99"], "process 99");

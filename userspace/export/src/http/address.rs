@@ -21,7 +21,7 @@ pub enum AddressError {
     NotAnAddress,
     #[error("a user and password do not belong in an address: set them as credentials")]
     HasCredentials,
-    #[error("an address has no query and no fragment: leave away what follows `?` or `#`")]
+    #[error("an address has no query and no fragment: remove what follows `?` or `#`")]
     HasQuery,
 }
 

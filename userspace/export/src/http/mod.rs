@@ -106,7 +106,7 @@ pub enum SetupError {
     HeaderValue(String),
     #[error("the header {0} is strata's own to set")]
     ReservedHeader(String),
-    #[error("the header {0} and a token or password: one of them is sent, leave the other away")]
+    #[error("the header {0} and a token or password: remove one of them")]
     SecondCredential(String),
     #[error("the HTTP client could not be made: {0}")]
     Client(String),

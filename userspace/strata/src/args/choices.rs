@@ -7,10 +7,10 @@ use crate::view::Shown;
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum ClrArg {
-    /// Load the bridge into running processes, and take it back at the end
+    /// Load the bridge into running processes, and detach it at the end
     Attach,
     /// Use it where a process has loaded it itself (see `strata env`)
-    EnvOnly,
+    Environment,
     /// Leave .NET processes alone: frames of generated code have no names
     Off,
 }
@@ -19,7 +19,7 @@ impl From<ClrArg> for strata_agent::managed::Policy {
     fn from(how: ClrArg) -> Self {
         match how {
             ClrArg::Attach => Self::Attach,
-            ClrArg::EnvOnly => Self::EnvironmentOnly,
+            ClrArg::Environment => Self::EnvironmentOnly,
             ClrArg::Off => Self::Off,
         }
     }

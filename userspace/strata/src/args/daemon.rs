@@ -16,7 +16,7 @@ Examples:
   strata config show                                   every setting, and where it comes from
 
 SIGTERM and Ctrl-C send what was sampled so far and end; SIGHUP reloads the configuration and
-reopens the log file. `strata status` says how it is doing; so do /metrics and /healthz on 127.0.0.1:9464.";
+reopens the log file. `strata status`, and /metrics and /healthz on 127.0.0.1:9464, report its state.";
 
 #[derive(Debug, Args)]
 pub struct SettingsArgs {
@@ -29,7 +29,7 @@ pub struct SettingsArgs {
     /// Samples per second and CPU, up to 1000 [19]
     #[arg(short = 'F', long, value_name = "HZ")]
     pub frequency: Option<String>,
-    /// What strata may use: its own memory, its helpers' and the kernel's for its maps [256MB]
+    /// Memory limit for the daemon, its helper processes and its BPF maps [256MB]
     #[arg(long, value_name = "SIZE")]
     pub memory_limit: Option<String>,
     /// Where the log goes: stderr, journald, syslog, none or a file
@@ -71,7 +71,7 @@ pub struct StatusArgs {
     /// List the sampled processes: the service and labels of each, and where they come from
     #[arg(long)]
     pub services: bool,
-    /// Only whether the daemon is alive, as /healthz answers: for probes of containers
+    /// Only check that the daemon is alive, as /healthz does: for container probes
     #[arg(long, conflicts_with_all = ["services", "json"])]
     pub alive: bool,
     /// Print it as JSON

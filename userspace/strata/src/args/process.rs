@@ -30,17 +30,17 @@ pub struct DoctorArgs {
 )]
 #[command(group = clap::ArgGroup::new("which").required(true).multiple(true))]
 pub struct StacksArgs {
-    /// Process ids
+    /// Processes by id
     #[arg(group = "which", value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pub process: Vec<u32>,
-    /// The same as an option; repeatable, or separated by commas
+    /// Processes by id; repeatable, or separated by commas
     #[arg(group = "which", short, long, value_name = "PID", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Vec<u32>,
-    /// Processes by their name (as in /proc/PID/comm; a `*` at the end matches any end)
+    /// Processes by name (as in /proc/PID/comm; a trailing `*` is a wildcard)
     #[arg(group = "which", long, value_name = "NAME", value_delimiter = ',')]
     pub comm: Vec<String>,
-    /// Containers by their id (or the first 6 digits and more), or control groups by their path (or a
-    /// part of 4 characters and more) in any hierarchy
+    /// Containers by id (a prefix of 6 digits or more), or control groups by path (any part of 4 characters
+    /// or more)
     #[arg(
         group = "which",
         long,
@@ -55,7 +55,7 @@ pub struct StacksArgs {
     /// Show every kernel frame on a line of its own
     #[arg(long)]
     pub kernel: bool,
-    /// How to get the names of a .NET process's methods
+    /// How to get the method names of .NET processes
     #[arg(long, value_name = "HOW", default_value = "attach")]
     pub clr: ClrArg,
     /// Print the stacks as JSON
@@ -66,13 +66,13 @@ pub struct StacksArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  eval \"$(strata env)\" && dotnet app.dll\n  \
     strata env --form dockerfile --directory . >> Dockerfile\n\n\
-    Without a strata that reads it the bridge is idle. A running process needs none of this: \
+    The bridge is idle while no strata process reads it. A running process needs none of this: \
     `strata record` attaches to it.")]
 pub struct EnvArgs {
     /// How to write them down
     #[arg(long, value_name = "FORM", default_value = "shell")]
     pub form: FormArg,
-    /// Where to put the bridge's library; others than root and you must not be able to write there
+    /// Where to put the bridge's library; only root and you may have write access to it
     #[arg(long, value_name = "DIR", default_value = crate::environment::DIRECTORY)]
     pub directory: PathBuf,
     /// For a runtime on musl (Alpine)

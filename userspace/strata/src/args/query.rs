@@ -11,7 +11,7 @@ use super::values::{parse_kind_patterns, parse_label, type_help};
 
 const QUERY_EXAMPLES: &str = "\
 Examples:
-  strata query                                       what there is: services, types, times, sizes
+  strata query                                       the store's contents: services, types, times, sizes
   strata query --by service                          which service used most CPU in the last hour
   strata query --by pid --from yesterday --to today  which processes did, yesterday
   strata query --service shop                        the top functions of the last hour
@@ -23,8 +23,8 @@ Examples:
   strata query --service shop --type exceptions --top 50
   strata query --service '*' --from -1d -o host.svg  everything of a day in one picture
 
-Times: `now`; `-30m`, `-1h30m`, `-2d`, `-1w` from now; `14:30` today; `yesterday`, `yesterday 14:30`;
-`2026-01-31 14:30[:15]` in local time; RFC 3339 (`2026-01-31T14:30:00Z`). A profile belongs to the
+Times: `now`; `-30m`, `-1h30m`, `-2d`, `-1w` from now; `14:30`, `today`, `yesterday`, `yesterday 14:30`;
+`2026-01-31`, `2026-01-31 14:30[:15]` in local time; RFC 3339 (`2026-01-31T14:30:00Z`). A profile belongs to the
 time it began.
 Outputs by extension, as of `strata record`: .pb.gz .svg .folded .perf .json.gz. The last two show
 samples in time, if the daemon keeps that (`timestamps` in its configuration). Of several kinds
@@ -41,7 +41,7 @@ pub struct QueryArgs {
     /// A file to write instead of a table; repeatable; `-` is the standard output
     #[arg(short, long, value_name = "FILE", help_heading = "What to write")]
     pub output: Vec<PathBuf>,
-    /// The format of outputs whose name does not tell
+    /// The format of outputs whose extension is unknown
     #[arg(long, value_name = "FORMAT", help_heading = "What to write")]
     pub format: Option<FormatArg>,
     /// Keep the labels of single processes, threads and requests (slower: reads every profile)
@@ -75,8 +75,8 @@ Examples:
 
 Shares are compared, so the windows need not be of one length. In the picture a frame is red
 where its share grew and blue where it shrank; what came and what went are both drawn.
-Without a word about the baseline it is the window just before; with another service or label it
-is the same window. Times are written as for `strata query`.";
+The default baseline is the window just before; with --baseline-service or --baseline-label it is
+the same window. Times are written as for `strata query`.";
 
 #[derive(Debug, Args)]
 #[command(after_help = DIFF_EXAMPLES)]
@@ -119,10 +119,10 @@ pub struct WhoseArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "When")]
 pub struct WindowArgs {
-    /// From this time on [an hour before --to; of a list: the beginning]
+    /// Start of the window [an hour before --to; without --service: the oldest profile]
     #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = When::parse)]
     pub from: Option<When>,
-    /// Up to this time [now]
+    /// End of the window [now]
     #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = When::parse)]
     pub to: Option<When>,
 }
@@ -130,7 +130,7 @@ pub struct WindowArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "What to compare with (the window just before)")]
 pub struct BaselineArgs {
-    /// The same window so much earlier: 1h, 1d, 1w
+    /// The same window, this much earlier: 1h, 1d, 1w
     #[arg(long, value_name = "SPAN", value_parser = parse_span, conflicts_with_all = ["baseline_from", "baseline_to"])]
     pub earlier: Option<i64>,
     /// From this time on

@@ -51,17 +51,17 @@ pub struct WhatArgs {
     /// Processes by their ids, with their children; repeatable, or separated by commas
     #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Vec<u32>,
-    /// Processes by their name (as in /proc/PID/comm; a `*` at the end matches any end)
+    /// Processes by name (as in /proc/PID/comm; a trailing `*` is a wildcard)
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub comm: Vec<String>,
-    /// Containers by their id (or the first 6 digits and more), or control groups by their path (or a
-    /// part of 4 characters and more) in any hierarchy
+    /// Containers by id (a prefix of 6 digits or more), or control groups by path (any part of 4 characters
+    /// or more)
     #[arg(long, visible_alias = "cgroup", value_name = "ID|PATH", value_delimiter = ',')]
     pub container: Vec<String>,
     /// Leave the children of chosen processes out
     #[arg(long)]
     pub no_children: bool,
-    /// Run the command as this user, who owns the outputs too [under sudo: its caller]
+    /// Run the command and write the outputs as this user [under sudo: the user who called it]
     #[arg(long, value_name = "USER", requires = "command")]
     pub user: Option<String>,
 }
@@ -69,8 +69,8 @@ pub struct WhatArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "How to sample")]
 pub struct HowArgs {
-    /// How long to record: seconds, or with a unit (500ms, 30s, 5m, 1h); a command that still runs is
-    /// waited for [until Ctrl-C]
+    /// How long to record: seconds, or with a unit (500ms, 30s, 5m, 1h) [until Ctrl-C]. A command that
+    /// still runs then is left to finish
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
     /// What to sample, with commas between kinds
@@ -85,13 +85,13 @@ pub struct HowArgs {
     /// Keep the time of every sample even if no output needs it (Firefox and .perf outputs do)
     #[arg(long)]
     pub timeline: bool,
-    /// Leave the messages of .NET exceptions out: they may name users and what they ask for
+    /// Omit the messages of .NET exceptions, which may contain personal data
     #[arg(long)]
     pub no_exception_messages: bool,
     /// Kernel memory for unwind tables, in MB: 8 to 4096
     #[arg(long, value_name = "MB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(8..=4096))]
     pub table_memory: u32,
-    /// How to reach into .NET processes for the names of their methods
+    /// How to get the method names of .NET processes
     #[arg(long, value_name = "HOW", default_value = "attach")]
     pub clr: ClrArg,
 }
@@ -137,16 +137,16 @@ pub struct UploadArgs {
     /// PYROSCOPE_AUTH_TOKEN, … (see `strata config example`)
     #[arg(long, value_name = "URL")]
     pub upload: Option<String>,
-    /// What listens there [otlp at port 4317 or 4318, datadog at 8126 or unix:, else pyroscope]
+    /// The server's protocol [otlp at port 4317 or 4318, datadog at 8126 or unix:, else pyroscope]
     #[arg(long, value_name = "KIND", requires = "upload")]
     pub upload_as: Option<ServerArg>,
-    /// The service that the profile is of [the command's name]
+    /// Service name of the profile [the command's name]
     #[arg(long, value_name = "NAME", requires = "upload")]
     pub service: Option<String>,
-    /// Its environment, such as prod
+    /// Environment of the service, such as prod
     #[arg(long, value_name = "NAME", requires = "upload")]
     pub env: Option<String>,
-    /// Its version
+    /// Version of the service
     #[arg(long, value_name = "VERSION", requires = "upload")]
     pub service_version: Option<String>,
 }
@@ -175,9 +175,9 @@ impl ServerArg {
 pub struct ConvertArgs {
     /// The profile to read: pprof of any tool, or folded stacks; `-` is the standard input
     pub input: PathBuf,
-    /// The file to write; its extension tells the format; `-` is the standard output
+    /// The file to write; its extension sets the format; `-` is the standard output
     pub output: PathBuf,
-    /// The format to write, when the name does not tell
+    /// The format to write, if the extension is unknown
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<FormatArg>,
     /// Which of the profile's values to show, such as samples or cpu [the main one; of several

@@ -81,7 +81,10 @@ pub fn socket(path: &Path) -> Result<Option<Socket>> {
 }
 
 fn warn_of_none(path: &Path, error: &io::Error) {
-    tracing::warn!("no status socket at {}: {error}", path.display());
+    tracing::warn!(
+        "no status socket at {}: {error}; sampling goes on, `strata status` does not work (metrics.socket sets another path)",
+        path.display()
+    );
 }
 
 /// # Errors

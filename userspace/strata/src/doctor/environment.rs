@@ -148,9 +148,11 @@ impl Environment {
     pub fn user_namespace_fix(&self) -> &'static str {
         match self.container {
             Some(Container::Docker) => {
-                "docker run --userns=host --privileged --pid=host IMAGE record"
+                "docker run --userns=host --privileged --pid=host --cgroupns=host -v \"$PWD\":/out -w /out IMAGE record"
             }
-            Some(Container::Podman) => "sudo podman run --privileged --pid=host IMAGE record",
+            Some(Container::Podman) => {
+                "sudo podman run --privileged --pid=host --cgroupns=host -v \"$PWD\":/out -w /out IMAGE record"
+            }
             Some(Container::Kubernetes) => "in the pod's spec: hostUsers: true",
             _ => "run strata outside of the user namespace, as the host's root: sudo strata record",
         }
@@ -183,8 +185,12 @@ impl Container {
     /// What gives a container the host's privileges.
     fn privileged(self) -> &'static str {
         match self {
-            Self::Docker => "docker run --privileged --pid=host IMAGE record",
-            Self::Podman => "sudo podman run --privileged --pid=host IMAGE record",
+            Self::Docker => {
+                "docker run --privileged --pid=host --cgroupns=host -v \"$PWD\":/out -w /out IMAGE record"
+            }
+            Self::Podman => {
+                "sudo podman run --privileged --pid=host --cgroupns=host -v \"$PWD\":/out -w /out IMAGE record"
+            }
             Self::Kubernetes => {
                 "in the pod's spec: hostPID: true, and in the container's: securityContext: {privileged: true}"
             }
@@ -195,8 +201,12 @@ impl Container {
     /// What gives a container the host's processes.
     pub fn host_pids(self) -> &'static str {
         match self {
-            Self::Docker => "docker run --pid=host --privileged IMAGE record",
-            Self::Podman => "sudo podman run --pid=host --privileged IMAGE record",
+            Self::Docker => {
+                "docker run --pid=host --privileged --cgroupns=host -v \"$PWD\":/out -w /out IMAGE record"
+            }
+            Self::Podman => {
+                "sudo podman run --pid=host --privileged --cgroupns=host -v \"$PWD\":/out -w /out IMAGE record"
+            }
             Self::Kubernetes => "in the pod's spec: hostPID: true",
             Self::Other => "start the container with the host's PID namespace",
         }

@@ -132,14 +132,14 @@ fn bpf(environment: &Environment) -> Line {
             } else {
                 (
                     "refused in spite of CAP_BPF: by lockdown or a security module",
-                    "see dmesg and the audit log for who refused it",
+                    "see dmesg and the audit log for the denial",
                 )
             };
             Line::missing(GROUP, name, why, fix)
         }
         Some(libc::EPERM) => {
             let unprivileged = match setting("kernel/unprivileged_bpf_disabled") {
-                Some(0) => "allowed for anybody, and still not to this process",
+                Some(0) => "allowed to unprivileged processes, but refused to this one",
                 _ => "for privileged processes only (kernel.unprivileged_bpf_disabled)",
             };
             Line::missing(

@@ -36,7 +36,7 @@ const NEEDS: &[Need] = &[
     },
     Need {
         any_of: &[Capability::SYSLOG],
-        lost: Some("off-CPU stacks without the sampler's own frames"),
+        lost: Some("trimming of off-CPU stacks: they begin with the sampler's own frames"),
     },
     Need {
         any_of: &[Capability::DAC_READ_SEARCH, Capability::DAC_OVERRIDE],
@@ -58,7 +58,7 @@ const NEEDS: &[Need] = &[
     },
     Need {
         any_of: &[Capability::KILL],
-        lost: Some("the end of a parser that hangs on a crafted file"),
+        lost: Some("killing a parser that hangs on a crafted file"),
     },
     Need {
         any_of: &[Capability::SYS_NICE],

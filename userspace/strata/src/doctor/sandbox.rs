@@ -91,7 +91,7 @@ fn no_worker(error: &dyn std::error::Error) -> Line {
         "file worker",
         error.to_string(),
         LOST_FILES,
-        "report it, with the output of: strata -v doctor",
+        "report it, with the output of: strata doctor --json",
     )
 }
 

@@ -18,7 +18,7 @@ pub fn lines(environment: &Environment, names_kernel: bool) -> Vec<Line> {
 fn kernel_symbols(environment: &Environment, names_kernel: bool) -> Line {
     let name = "kernel symbols";
     let lost = if names_kernel {
-        "off-CPU stacks without the sampler's own frames"
+        "trimming of off-CPU stacks: they begin with the sampler's own frames"
     } else {
         "names of kernel functions"
     };

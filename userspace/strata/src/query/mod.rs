@@ -219,7 +219,10 @@ fn trees(view: &View, profile: &Profile, shown: &[usize]) -> Result<Vec<(usize, 
     let trees: Vec<_> = shown.iter().filter_map(tree).collect();
     match view {
         View::Callers(function) if trees.is_empty() => {
-            bail!("no function that was sampled is named `{}`", sanitize_for_terminal(function))
+            bail!(
+                "no sampled function matches `{}` (a name, a part of one, or a pattern with *): `--top 100` lists more functions",
+                sanitize_for_terminal(function)
+            )
         }
         _ => Ok(trees),
     }

@@ -74,10 +74,16 @@ impl Upload {
             .collect();
         let (mut exporters, mut plans) = exporter::of(&configured, None, MEMORY)?;
         let (Some(exporter), Some(plan)) = (exporters.pop(), plans.pop()) else {
-            bail!("nothing can be uploaded to {}", wanted.url);
+            bail!(
+                "cannot upload to {}: write it as http://HOST:PORT, https://HOST or unix:///PATH",
+                wanted.url
+            );
         };
         let Output::Endpoint(backend) = exporter.output.clone() else {
-            bail!("{} is no server", wanted.url);
+            bail!(
+                "cannot upload to {}: write it as http://HOST:PORT, https://HOST or unix:///PATH",
+                wanted.url
+            );
         };
         let mut plan = plan;
         // The user waits for the answer.
@@ -125,7 +131,7 @@ impl Upload {
             bail!("there was nothing to upload: no sample of a type that the server takes");
         }
         if exporter.rejected_profiles > 0 {
-            bail!("{} took the profile and did not store it", wanted.url);
+            bail!("{} accepted the profile but did not store it: see the server's log", wanted.url);
         }
         if exporter.delivered.batches < batches {
             let trouble = exporter.last_refusal.as_ref().or(exporter.last_error.as_ref());

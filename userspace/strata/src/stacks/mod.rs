@@ -146,7 +146,9 @@ fn prepare(engine: &mut Engine, pids: &BTreeSet<u32>) -> Result<()> {
     while let Some(pid) = lacks(engine) {
         if begun.elapsed() > PATIENCE {
             if pids.len() == 1 {
-                bail!("the unwind tables of process {pid} are not ready after {PATIENCE:?}");
+                bail!(
+                    "the unwind tables of process {pid} are not ready after {PATIENCE:?}: try again; `strata doctor --pid {pid}` lists its files"
+                );
             }
             break;
         }

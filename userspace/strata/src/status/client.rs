@@ -48,8 +48,7 @@ fn understood(body: &str) -> Option<Status> {
 
 fn stranger(socket: &Path) -> Error {
     anyhow!(
-        "what answers at {} is not strata's daemon: --socket names where that has its \
-         metrics.socket",
+        "the process that listens at {} is not a strata daemon: pass the daemon's metrics.socket with --socket",
         socket.display()
     )
 }
@@ -71,8 +70,7 @@ fn get(socket: &Path, path: &str) -> Result<(String, String)> {
         ))
         .into(),
         _ => anyhow!(
-            "no daemon answers at {shown}: is `strata daemon` running, and is that its \
-             metrics.socket? (--socket names another): {error}"
+            "no daemon answers at {shown} ({error}): start `strata daemon`, or pass its metrics.socket with --socket"
         ),
     })?;
     stream.set_read_timeout(Some(PATIENCE))?;

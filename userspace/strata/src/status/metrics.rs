@@ -55,7 +55,7 @@ fn sampling(status: &Status) -> impl Iterator<Item = Single> {
         (
             "samples_left_out_total",
             COUNTER,
-            "Samples of processes that are not wanted.",
+            "Samples dropped by rules or profiling switches.",
             status.sampling.left_out as f64,
         ),
         (
@@ -137,7 +137,7 @@ fn targets(status: &Status) -> impl Iterator<Item = Single> {
         (
             "process_readers_stuck",
             GAUGE,
-            "Threads that hang in reading a process.",
+            "Threads blocked while reading a process.",
             status.reading.stuck as f64,
         ),
         ("processes", GAUGE, "Processes of the host.", status.sampling.processes as f64),
@@ -156,7 +156,7 @@ fn targets(status: &Status) -> impl Iterator<Item = Single> {
         (
             "dotnet_attached_total",
             COUNTER,
-            ".NET processes that were reached.",
+            ".NET processes whose bridge strata reads.",
             status.dotnet.attached as f64,
         ),
         (
@@ -172,7 +172,7 @@ fn targets(status: &Status) -> impl Iterator<Item = Single> {
 /// Profiles, the store and the way to exporters.
 fn delivery(status: &Status) -> impl Iterator<Item = Single> {
     [
-        ("profiles_total", COUNTER, "Profiles that were made.", status.profiles.made as f64),
+        ("profiles_total", COUNTER, "Profiles built.", status.profiles.made as f64),
         (
             "profiles_dropped_total",
             COUNTER,
@@ -219,7 +219,7 @@ fn delivery(status: &Status) -> impl Iterator<Item = Single> {
         (
             "batches_undelivered_total",
             COUNTER,
-            "Batches that found no exporter.",
+            "Batches lost before they were queued for an exporter.",
             status.profiles.undelivered_batches as f64,
         ),
         (
@@ -254,7 +254,7 @@ fn delivery(status: &Status) -> impl Iterator<Item = Single> {
 fn itself(status: &Status) -> impl Iterator<Item = Single> {
     [
         ("start_time_seconds", GAUGE, "When strata was started.", status.start_time_seconds),
-        ("memory_limit_bytes", GAUGE, "What strata may use.", status.memory.limit as f64),
+        ("memory_limit_bytes", GAUGE, "memory_limit, in bytes.", status.memory.limit as f64),
         ("open_files", GAUGE, "Open file descriptors.", status.open_files as f64),
         ("threads", GAUGE, "Threads.", status.threads as f64),
         (
@@ -316,7 +316,10 @@ fn of_causes(
 
 fn labelled(status: &Status) -> [Metric<'_>; 5] {
     let of = |pairs: &[(&str, f64)]| {
-        pairs.iter().map(|(name, value)| (vec![("of", (*name).to_owned())], *value)).collect()
+        pairs
+            .iter()
+            .map(|(name, value)| (vec![("component", (*name).to_owned())], *value))
+            .collect()
     };
     let by = |label: &'static str, counts: &BTreeMap<String, u64>| {
         counts.iter().map(|(name, count)| (vec![(label, name.clone())], *count as f64)).collect()
@@ -327,7 +330,7 @@ fn labelled(status: &Status) -> [Metric<'_>; 5] {
         Metric {
             name: "cpu_seconds_total",
             kind: COUNTER,
-            help: "Processor time.",
+            help: "CPU time of the daemon and its helper processes.",
             values: of(&[("strata", cpu.own), ("helpers", cpu.helpers)]),
         },
         Metric {
@@ -353,7 +356,7 @@ fn labelled(status: &Status) -> [Metric<'_>; 5] {
             name: "shed_total",
             kind: COUNTER,
             help: "How often memory was given back, by what.",
-            values: by("what", &memory.shed),
+            values: by("action", &memory.shed),
         },
         Metric {
             name: "container_source_failures_total",
@@ -403,7 +406,7 @@ fn exporters(all: &[Exporter]) -> Vec<Metric<'_>> {
             "Batches that wait, in memory and on disk.",
             |exporter| exporter.waiting_batches as f64,
         ),
-        ("exporter_spool_bytes", GAUGE, "What waits on disk.", |exporter| {
+        ("exporter_spool_bytes", GAUGE, "Size of the spool.", |exporter| {
             exporter.spool_bytes as f64
         }),
         (

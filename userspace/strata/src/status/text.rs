@@ -61,13 +61,14 @@ fn settings(status: &Status, lines: &mut Vec<String>) {
     let reloads = counted(configuration.reloads, "time");
     lines.push(format!("configuration  {file}, reloaded {reloads}"));
     if let Some(trouble) = &configuration.trouble {
-        lines.push("               what is there now was refused, the one before is used:".into());
+        lines.push(
+            "               the file on disk was refused, the previous configuration is in use:"
+                .into(),
+        );
         lines.extend(trouble.lines().map(|line| format!("               {line}")));
     }
     if let Some(trouble) = &status.sampling.trouble {
-        lines.push(format!(
-            "sampling       is off, or some kinds are; it is tried again: {trouble}"
-        ));
+        lines.push(format!("sampling       stopped for some or all types, retried: {trouble}"));
     }
     if let Some(trouble) = &status.metrics_trouble {
         lines.push(format!("metrics        are not served: {trouble}"));

@@ -63,7 +63,7 @@ impl Daemon {
         if (configuration.metrics.value, &configuration.status_socket.value)
             != (old.metrics.value, &old.status_socket.value)
         {
-            tracing::warn!("metrics.address and metrics.socket change with a restart only");
+            tracing::warn!("metrics.address and metrics.socket take effect after a restart");
         }
         if budget.ring != self.memory.budget.ring {
             tracing::warn!(
@@ -71,9 +71,7 @@ impl Daemon {
             );
         }
         if sampled_kinds(&configuration) != sampled_kinds(old) {
-            tracing::warn!(
-                "wall, off_cpu and events of .NET among types begin and end with a restart only"
-            );
+            tracing::warn!("types other than cpu take effect after a restart of the daemon");
         }
         if configuration.exception_messages.value != old.exception_messages.value {
             tracing::warn!("dotnet.exception_messages changes with a restart only");
