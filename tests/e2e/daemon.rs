@@ -352,7 +352,7 @@ fn a_second_daemon_and_a_wrong_configuration_end_with_what_to_do() -> Result<()>
     }
     daemon.end()?;
     let missing = run(&["status", "--socket", &socket])?;
-    assert!(missing.stderr.contains("is `strata daemon` running"), "{}", missing.stderr);
+    assert!(missing.stderr.contains("start `strata daemon`"), "{}", missing.stderr);
     let wrong = run(&["config", "check", "--set", "sampling.frequency=fast"])?;
     assert!(!wrong.status.success());
     assert!(wrong.stderr.contains("flag --set: sampling.frequency"), "{}", wrong.stderr);

@@ -96,6 +96,10 @@ pub const WOKEN_BY_OWN_CPU: u64 = 1 << 63;
 /// The last words of a wait's first record, after its frames or its copied stack: the thread's
 /// state, and the number of the system call it is in, or [`NO_SYSCALL`].
 pub const WAIT_WORDS: usize = 2;
+/// The header's `value` of such a record: for how long the thread has run on a CPU since it was started, in
+/// nanoseconds, as far as so many bits have it; and above them its state.
+pub const RAN_BITS: u32 = 48;
+pub const RAN: u64 = (1 << RAN_BITS) - 1;
 pub const NO_SYSCALL: u64 = u64::MAX;
 /// The state of a thread that would run if it had a CPU.
 pub const STATE_RUNNABLE: u64 = 0;

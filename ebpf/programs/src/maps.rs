@@ -414,6 +414,12 @@ pub struct TaskOffsets {
     pub comm: u32,
 }
 
+/// Where a thread has for how long it has run (`se.sum_exec_runtime`).
+#[inline(always)]
+pub fn task_run() -> u64 {
+    setting(&TASK_RUN) as u64
+}
+
 /// What a switch needs of a thread: where its number and its state are.
 #[inline(always)]
 pub fn switch_offsets() -> (u32, u32) {

@@ -28,8 +28,8 @@ use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
 use strata_abi::record::{
     Counter, ENDED_WORDS, End, FLAG_LATE, FLAG_WAIT, FORM_ENDED, FORM_RAW, FORM_UNWOUND, Header,
-    MAX_KERNEL_FRAMES, NO_SYSCALL, RAW_OTHER_PAGES, RAW_WAIT_PAGES, SOURCE_OFF_CPU, STATE_RUNNABLE,
-    WAIT_WORDS, WOKEN_BY_OWN_CPU,
+    MAX_KERNEL_FRAMES, NO_SYSCALL, RAN, RAN_BITS, RAW_OTHER_PAGES, RAW_WAIT_PAGES, SOURCE_OFF_CPU,
+    STATE_RUNNABLE, WAIT_WORDS, WOKEN_BY_OWN_CPU,
 };
 use strata_abi::tables::UNWANTED_OFF_CPU;
 use strata_abi::wait_pace::{self, Block, MAX_SHIFT};
@@ -40,8 +40,8 @@ use crate::context::read_context;
 use crate::maps::{
     CpuPace, HOST_WINDOWS, Hot, OFF_CPU_CACHE, OFF_CPU_HOT, OFF_CPU_PACES, OFF_CPU_RECORD,
     OFF_CPU_SWITCHES, PROCESSES, Pace, Record, WAIT_SLOTS, WAIT_TIMES, WAITING, WOKEN_THERE,
-    WaitSet, WaitTimes, count, is_left_out, switch_offsets, task_mm, wait_budget, wait_cpus,
-    wait_seed, window_shift,
+    WaitSet, WaitTimes, count, is_left_out, switch_offsets, task_mm, task_run, wait_budget,
+    wait_cpus, wait_seed, window_shift,
 };
 use crate::sampler::{
     BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, Whose, emit, fill_header, has_program, kernel_stack,
@@ -589,8 +589,9 @@ fn send_begin(context: &BtfTracePointContext, state: u32, weight: u32) {
     header.form = FORM_UNWOUND;
     header.flags = FLAG_WAIT;
     header.weight = weight;
-    // Kept here meanwhile: the stack is small.
-    header.value = state as u64;
+    // SAFETY: the current task, and the offset of a word in it. The scheduler has brought it up to this switch.
+    let ran = unsafe { word(bpf_get_current_task_btf(), task_run()) };
+    header.value = (state as u64) << RAN_BITS | ran & RAN;
     header.end = End::NoProcess as u8;
     note_begun(ids as u32, cpu, record.header.time);
     kernel_stack(context.as_ptr(), record);
@@ -623,11 +624,10 @@ fn send_begin(context: &BtfTracePointContext, state: u32, weight: u32) {
 fn send(record: &mut Record, hot: &mut Hot, words: u64, registers: *const u8) {
     // SAFETY: as in `send_begin`.
     let syscall = unsafe { saved(registers, SAVED_SYSCALL) };
-    let state = record.header.value;
+    let state = record.header.value >> RAN_BITS;
     // SAFETY: as above. Calls of 32-bit programs have numbers of their own.
     let is_native = is_native(unsafe { saved(registers, SAVED_MODE) });
     let in_syscall = state != STATE_RUNNABLE && is_native && (syscall as i32) >= 0;
-    record.header.value = 0;
     put(record, words as usize, state);
     put(record, words as usize + 1, if in_syscall { syscall as u32 as u64 } else { NO_SYSCALL });
     // A copied stack waits for userspace.

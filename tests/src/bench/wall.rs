@@ -47,7 +47,7 @@ fn passes(threads: u32, active: u32, seconds: f64) -> Result<Passes> {
     let arguments = [threads.to_string(), active.to_string(), lifetime, nap(active).to_string()];
     let mut target = Running::start(&program, &arguments.each_ref().map(String::as_str))?;
     target.wait_for_line("ready", PATIENCE)?;
-    let recording = strata::record()?.as_text().flag("-v").option("-e", "wall");
+    let recording = strata::record()?.as_text().flag("-vv").option("-e", "wall");
     let recording = recording.pid(target.pid()).seconds(seconds);
     let running = Running::from_command(recording.to_command()?)?;
     let mut meter = ProcessMeter::of(running.pid());

@@ -57,6 +57,10 @@ pub struct Words<'a> {
     pub era: u32,
 }
 
+/// A row of one kind, until the aggregate is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RowKey(u128);
+
 /// One sample, as its producer hands it over.
 #[derive(Clone, Copy)]
 pub struct Sample<'a> {
@@ -166,7 +170,7 @@ impl Aggregate {
     }
 
     /// Adds one sample.
-    pub fn add(&mut self, sample: &Sample<'_>) {
+    pub fn add(&mut self, sample: &Sample<'_>) -> RowKey {
         let Sample { kind, ref thread, labels, ref stack, space, .. } = *sample;
         self.shortfalls.kernel_stacks_truncated += u64::from(stack.flags & FLAG_KERNEL_CUT != 0);
         let words_hash = self.hash_of_words(thread.image, stack, space);
@@ -174,18 +178,26 @@ impl Aggregate {
         if labels != LabelsId::NONE {
             hash ^= self.hash(&labels.0.to_ne_bytes()).rotate_left(80);
         }
-        let Some(of_kind) = self.kinds.get_mut(kind as usize) else { return };
+        let Some(of_kind) = self.kinds.get_mut(kind as usize) else { return RowKey(hash) };
         of_kind.samples += 1;
         if let Some(end) = of_kind.ends.get_mut(stack.end as usize) {
             *end += 1;
         }
         if of_kind.add(hash, sample) {
-            return;
+            return RowKey(hash);
         }
         let id = ThreadId(self.threads.insert_full(*thread).0 as u32);
         let stack = self.stack(words_hash, thread.image, stack, space);
         if let Some(of_kind) = self.kinds.get_mut(kind as usize) {
             of_kind.begin(hash, id, stack, sample);
+        }
+        RowKey(hash)
+    }
+
+    /// More has been measured of what a row stands for.
+    pub fn add_value(&mut self, kind: Kind, row: RowKey, time: u64, value: u64) {
+        if let Some(of_kind) = self.kinds.get_mut(kind as usize) {
+            of_kind.add_value(row.0, time, value);
         }
     }
 

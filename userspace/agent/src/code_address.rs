@@ -68,7 +68,7 @@ impl CodeAddress {
 
     fn of_frame(word: u64, space: &Space, image: ImageId, era: u32) -> Self {
         let pc = word & FRAME_ADDRESS;
-        let address = if word & FRAME_EXACT != 0 { pc } else { pc.wrapping_sub(1) };
+        let address = if word & FRAME_EXACT != 0 { pc } else { pc.saturating_sub(1) };
         let Some(mapping) = space.mapping_of(address) else {
             return Self::Unknown { image, address };
         };

@@ -14,8 +14,10 @@ static IS_FIRST: AtomicBool = AtomicBool::new(false);
 static FIRST: AtomicI32 = AtomicI32::new(0);
 static FIRST_MILLIS: AtomicI64 = AtomicI64::new(0);
 
-/// One request to end may come as several signals: to the process, and to its group.
+/// One request to end may come as several signals: to the process, and to its group (`timeout 10 strata record`).
 const ONE_REQUEST_MILLIS: i64 = 500;
+/// Until then, by the monotonic clock, a signal is of the request that is being followed.
+static SAME_UNTIL_MILLIS: AtomicI64 = AtomicI64::new(0);
 
 /// What the first signal prints while strata finishes by itself.
 const FINISHING: &str = "\nstrata: finishing already (once more to stop at once)\n";
@@ -24,7 +26,7 @@ const FINISHING: &str = "\nstrata: finishing already (once more to stop at once)
 /// what is meant to end it must not lose what it writes. See [`first`].
 pub fn ends_at_the_second(signals: &[i32], text: &'static str) {
     IS_FIRST.store(true, Ordering::SeqCst);
-    ends_at_once(signals, text);
+    handle(signals, text);
 }
 
 /// The signal that came while strata finished by itself.
@@ -32,8 +34,14 @@ pub fn first() -> Option<i32> {
     Some(FIRST.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
 }
 
-/// From now on these signals end the process at once, after printing `text`.
+/// A signal has just asked strata to end: from now on a further one ends the process at once, after printing
+/// `text`.
 pub fn ends_at_once(signals: &[i32], text: &'static str) {
+    SAME_UNTIL_MILLIS.store(monotonic_millis() + ONE_REQUEST_MILLIS, Ordering::SeqCst);
+    handle(signals, text);
+}
+
+fn handle(signals: &[i32], text: &'static str) {
     LENGTH.store(0, Ordering::SeqCst);
     TEXT.store(text.as_ptr().cast_mut(), Ordering::SeqCst);
     LENGTH.store(text.len(), Ordering::SeqCst);
@@ -53,7 +61,11 @@ extern "C" fn end(signal: i32) {
         unsafe { libc::write(2, FINISHING.as_ptr().cast(), FINISHING.len()) };
         return;
     }
-    let passed = monotonic_millis() - FIRST_MILLIS.load(Ordering::SeqCst);
+    let now = monotonic_millis();
+    if now < SAME_UNTIL_MILLIS.load(Ordering::SeqCst) {
+        return;
+    }
+    let passed = now - FIRST_MILLIS.load(Ordering::SeqCst);
     if first().is_some() && passed < ONE_REQUEST_MILLIS {
         return;
     }

@@ -145,6 +145,19 @@ impl OfKind {
         self.add_rest(key, thread, stack, added);
     }
 
+    /// More has been measured of what a row stands for.
+    pub(super) fn add_value(&mut self, key: u128, time: u64, value: u64) {
+        let (Some(&Count { thread, stack, .. }), Some(detail)) =
+            (self.counts.get(&key), self.details.get_mut(&key))
+        else {
+            return;
+        };
+        detail.value = detail.value.saturating_add(value);
+        if let Some(times) = &mut self.times {
+            times.push_value(Moment { thread, stack, time }, detail.labels, value);
+        }
+    }
+
     #[inline(never)]
     fn add_rest(&mut self, key: u128, thread: ThreadId, stack: StackId, added: &Sample<'_>) {
         if self.measures || added.labels != LabelsId::NONE {
@@ -222,9 +235,18 @@ impl Times {
     fn push(&mut self, moment: Moment, added: &Sample<'_>) {
         let Sample { labels, weight, value, .. } = *added;
         if weight != 1 || value != 0 || labels != LabelsId::NONE {
-            self.details.resize(self.moments.len(), (Detail::default(), 1));
-            self.details.push((Detail { labels, samples: 0, value }, weight));
+            self.push_detail(Detail { labels, samples: 0, value }, weight);
         }
         self.moments.push(moment);
+    }
+
+    fn push_value(&mut self, moment: Moment, labels: LabelsId, value: u64) {
+        self.push_detail(Detail { labels, samples: 0, value }, 1);
+        self.moments.push(moment);
+    }
+
+    fn push_detail(&mut self, detail: Detail, weight: u32) {
+        self.details.resize(self.moments.len(), (Detail::default(), 1));
+        self.details.push((detail, weight));
     }
 }

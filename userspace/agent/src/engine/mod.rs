@@ -472,13 +472,13 @@ impl Engine {
         self.take_all_snapshots();
         if self.wall.is_some() {
             let PassFigures { passes, reading, sending_all, threads, .. } = self.pass_figures();
-            let [reading, sending_all] = [reading, sending_all].map(Duration::from_nanos);
+            // For `cargo xtask bench wall`.
             tracing::debug!(
-                "{passes} passes over threads took {reading:.1?}, of which {sending_all:.1?} to send every thread; \
+                "{passes} passes over threads took {reading} ns, of which {sending_all} ns to send every thread; \
                  {threads} threads at last"
             );
         }
-        self.count_waits(stopped_at);
+        self.count_last_waits(stopped_at);
         self.count_wall(stopped_at, true);
         self.count_objects();
         self.managed.finish(&self.aggregate);

@@ -80,11 +80,8 @@ impl Sample<'_> {
     }
 
     /// The state and the system call of a thread that begins to wait.
-    pub(super) fn wait(&self) -> Option<(u64, u64)> {
-        match self.after_the_stack()?.first_chunk::<WAIT_WORDS>() {
-            Some(&[state, syscall]) => Some((state, syscall)),
-            _ => None,
-        }
+    pub(super) fn wait(&self) -> Option<[u64; WAIT_WORDS]> {
+        self.after_the_stack()?.first_chunk().copied()
     }
 
     pub fn to_owned(self) -> OwnedSample {
@@ -424,9 +421,10 @@ pub(super) fn domain_read(header: &Header) -> Option<u64> {
     (header.flags & FLAG_CONTEXT != 0).then_some(header.app_domain)
 }
 
-/// Where a frame's code is: the call, not the instruction after it.
+/// Where a frame's code is: the call, not the instruction after it. The address may be any that the thread has
+/// written on its stack.
 pub(super) fn address_of(word: u64) -> u64 {
-    (word & FRAME_ADDRESS).wrapping_sub(u64::from(word & FRAME_EXACT == 0))
+    (word & FRAME_ADDRESS).saturating_sub(u64::from(word & FRAME_EXACT == 0))
 }
 
 /// Whether a frame has called something, and was not interrupted.
@@ -502,7 +500,7 @@ pub(super) mod tests {
         let [(stack, own), (other, others)] = sample.copied_stacks();
         assert_eq!((stack, other), (raw_stack_start(0x7000), 0xc000_1000));
         assert_eq!((own.len(), own[8], others.len(), others[0]), (16, 1, 24, 2));
-        assert_eq!(sample.wait(), Some((7, 0)));
+        assert_eq!(sample.wait(), Some([7, 0]));
         let left = LeftGoroutine { sp: 0xc000_1000, fp: 0xc000_1040 };
         assert_eq!(sample.left_goroutine(), Some(left));
         record.truncate(record.len() - 8);

@@ -172,7 +172,7 @@ impl CodeMap {
     /// No method owns the code at this address: a stub. It has no frame of its own.
     pub fn insert_stub(&mut self, address: u64, is_caller: bool) {
         let start = address & !(STUB - 1);
-        let end = start + STUB;
+        let Some(end) = start.checked_add(STUB) else { return };
         if self.span_at(start).is_some() || self.spans.range(start..end).next().is_some() {
             return;
         }
@@ -192,7 +192,8 @@ impl CodeMap {
     pub fn is_beside_known(&self, address: u64) -> bool {
         const BLOCK: u64 = 64 << 10;
         let start = address & !(BLOCK - 1);
-        self.spans.range(start..start + BLOCK).any(|(_, span)| span.method().is_some())
+        let Some(end) = start.checked_add(BLOCK) else { return false };
+        self.spans.range(start..end).any(|(_, span)| span.method().is_some())
     }
 
     /// A stub that is known in whole.

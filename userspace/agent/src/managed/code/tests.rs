@@ -219,6 +219,18 @@ fn code_that_is_gone_is_unwound_and_named_until_other_code_is_there() {
 }
 
 #[test]
+fn an_address_that_is_none_is_near_nothing() {
+    let mut map = CodeMap::default();
+    map.insert(0x1000, 0x40, &[(0, rule(8))], MethodIndex(0));
+    for address in [0, u64::MAX, u64::MAX >> 2, 1 << 62] {
+        map.insert_stub(address, true);
+        map.insert_known_stub(address, 64, &[(0, rule(8))]);
+        assert!(!map.is_beside_known(address | 1 << 61) && !map.is_gone(address));
+        assert!(map.method_at(address, map.eras.now()).is_none());
+    }
+}
+
+#[test]
 fn unknown_code_that_has_called_something_is_followed_by_its_frame_pointer() {
     let mut map = CodeMap::default();
     map.insert_stub(0x1008, false);
