@@ -135,6 +135,12 @@ pub fn attach_to(process: ClrProcess, options: &AttachOptions) -> Result<Attache
         Err(SessionError::NotLoaded) => {}
         Err(error) => return Err(error.into()),
     }
+    // Its socket does other things: it can be asked for a perf map.
+    if let (None, Some(variable)) =
+        (process.switches.socket_switched_off(), process.switches.profilers_switched_off())
+    {
+        return Err(AttachError::Load(LoadError::Socket(SocketError::ProfilersOff(variable))));
+    }
     let other = other_profiler(&process);
     let c_library = process.c_library.unwrap_or(CLibrary::Glibc);
     let library = bridge_library::library(c_library).ok_or(AttachError::NoLibrary(c_library))?;

@@ -20,6 +20,7 @@ mod ps;
 mod query;
 mod record;
 mod second_signal;
+mod shares;
 mod stacks;
 mod status;
 mod terminal;

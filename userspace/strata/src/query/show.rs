@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Result;
-use strata_kinds::Kind;
+use strata_kinds::{Kind, Shape};
 use strata_profile::difference::{Change, Difference};
-use strata_profile::summary;
 use strata_profile::text::{duration, grouped, quantity, sanitize_for_terminal, shortened};
 use strata_profile::{FrameKind, Profile, Tick};
+use strata_profile::{by_label, own_function, summary};
 use strata_store::{Answer, Holding};
 
 use crate::printing::{message, print};
 use crate::terminal::{columns, counted, cut};
-use crate::waits;
+use crate::{shares, waits};
 use strata_query::by::{By, Row, Table};
 use strata_query::{DEFAULT_TYPE, Window, when};
 
@@ -78,6 +78,20 @@ fn table(
     if let Some((kind, waits)) = waits::of_type(&answer.profile, shown, most) {
         let mut lists = Vec::new();
         waits::print(&waits, kind, width, &mut lists)?;
+        text += &String::from_utf8_lossy(&lists);
+        return Ok(text);
+    }
+    // An event is reported by the runtime: its innermost functions are the same in all.
+    let kind = answer.profile.kind_of(shown).map(Kind::info);
+    if let Some(info) = kind.filter(|info| matches!(info.shape, Shape::Event | Shape::Collection)) {
+        let (sample_type, unit) = (&summary.sample_type, &summary.unit);
+        let functions = own_function::summarize(&answer.profile, shown, most);
+        let mut lists = Vec::new();
+        shares::functions(&functions, sample_type, unit, width, &mut lists)?;
+        if let Some(label) = info.telling_label {
+            let values = by_label::summarize(&answer.profile, shown, label, most);
+            shares::values(&values, label, sample_type, unit, width, &mut lists)?;
+        }
         text += &String::from_utf8_lossy(&lists);
         return Ok(text);
     }

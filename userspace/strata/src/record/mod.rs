@@ -15,7 +15,6 @@ mod pauses;
 mod quality;
 pub mod report;
 pub mod session;
-mod shares;
 pub mod upload;
 
 use std::io::{IsTerminal, Write, stderr};

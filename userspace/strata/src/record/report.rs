@@ -18,9 +18,9 @@ use strata_profile::{FrameKind, Profile};
 
 use super::pauses;
 use super::quality;
-use super::shares;
 use crate::losses::{Running, advice, cause_of, losses};
 use crate::printing::grouped;
+use crate::shares;
 use crate::terminal::{columns, counted, cut, print_more};
 use crate::{processes, waits};
 use strata_agent::engine::Engine;

@@ -1,5 +1,6 @@
 //! The recording itself: one thread, one loop over records, events, signals and the command.
 
+use std::collections::HashSet;
 use std::io::IsTerminal;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant, SystemTime};
@@ -19,6 +20,7 @@ use crate::user::User;
 use crate::{capabilities, output, priority, second_signal};
 use strata_agent::engine::{Engine, Options};
 use strata_agent::event_loop::{Due, EventLoop, Next};
+use strata_agent::image_id::ImageId;
 use strata_agent::kernel::introspect;
 use strata_agent::kernel::loader::{Settings, ThreadsOf};
 use strata_agent::kernel::sideband::Wakeup;
@@ -290,9 +292,11 @@ fn figures(engine: &Engine) -> Figures {
     let ends = engine.aggregate.ends();
     let of = |end: End| ends.get(end as usize).copied().unwrap_or_default();
     let samples = engine.aggregate.samples();
+    // As the summary counts them; strata knows more.
+    let sampled: HashSet<ImageId> = engine.aggregate.threads().map(|thread| thread.image).collect();
     Figures {
         samples,
-        processes: engine.table.count(),
+        processes: sampled.len(),
         lost: lost(engine),
         incomplete: samples - of(End::Complete) - of(End::KernelOnly),
     }

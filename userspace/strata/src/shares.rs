@@ -1,5 +1,5 @@
-//! Lists of what a kind counts, in the report of a recording: a share, an amount and a name in each
-//! line.
+//! Lists of what a kind counts, in the report of a recording and in an answer of the store: a share, an
+//! amount and a name in each line.
 
 use std::io::Write;
 
