@@ -292,7 +292,7 @@ fn figures(engine: &Engine) -> Figures {
     let ends = engine.aggregate.ends();
     let of = |end: End| ends.get(end as usize).copied().unwrap_or_default();
     let samples = engine.aggregate.samples();
-    // As the summary counts them; strata knows more.
+    // Strata knows more than it has sampled.
     let sampled: HashSet<ImageId> = engine.aggregate.threads().map(|thread| thread.image).collect();
     Figures {
         samples,

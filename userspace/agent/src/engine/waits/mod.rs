@@ -345,7 +345,10 @@ impl Waits {
             }
             stays
         });
-        self.others.retain(is_there);
+        let threads = &self.threads;
+        let waits =
+            |key: &unsampled::Key| threads.get(&key.0).is_some_and(|wait| wait.key() == *key);
+        self.others.retain(waits, is_there);
     }
 }
 

@@ -169,6 +169,21 @@ fn a_program_that_ends_within_a_period_has_its_waits() {
 }
 
 #[test]
+fn what_a_long_wait_has_counted_is_not_claimed_by_the_next() {
+    let mut waits = Waits::default();
+    let mut to = aggregate();
+    waits.begin(Wait { weight: 1, ..wait(1, 1_000, Some(stack())) }, 0, 0);
+    // Others go on meanwhile.
+    waits.others.begin((8, ImageId(1)), 8, 3 * MOST, 0, 0);
+    waits.retain(|_, _| true);
+    let mut long = waits.take(7).expect("it waits");
+    long.end(3 * MOST, 0, 0, &mut Counts { aggregate: &mut to, others: &mut waits.others });
+    waits.begin(Wait { weight: 4, ..wait(1, 3 * MOST + 10, Some(stack())) }, 0, 0);
+    let next = waits.take(7).expect("it waits");
+    assert_eq!(next.before, 0);
+}
+
+#[test]
 fn what_passes_in_a_pause_of_sampling_is_no_wait() {
     let mut thread = Sampled::default();
     thread.wait((1_000, 1_010), 0, 2, 1);

@@ -145,13 +145,17 @@ impl Others {
     }
 
     /// Forgets threads of programs that are gone, and those that have not waited for long; with claims, at the
-    /// end of the period.
-    pub fn retain(&mut self, is_there: impl Fn(u32, ImageId) -> bool) {
+    /// end of the period. `waits`: whether one is in a sampled wait, which may last for long.
+    pub fn retain(
+        &mut self,
+        waits: impl Fn(&Key) -> bool,
+        is_there: impl Fn(u32, ImageId) -> bool,
+    ) {
         let untils = self.threads.values().map(|thread| thread.unsampled.until);
         let latest = untils.max().unwrap_or_default();
         let claiming: HashSet<Key> = self.claims.values().map(|(thread, _)| *thread).collect();
         self.threads.retain(|key, thread| {
-            let is_recent = latest - thread.unsampled.until < MOST;
+            let is_recent = latest - thread.unsampled.until < MOST || waits(key);
             claiming.contains(key) || is_recent && is_there(thread.pid, key.1)
         });
     }
