@@ -103,7 +103,9 @@ fn signals_reach_the_command_and_the_recording_is_written() -> Result<()> {
         pid.is_some()
     })?;
     wait_until_used(pid.context("the command's pid")?, 1.0)?;
+    // Twice, as `timeout` sends it: one request.
     running.signal(Signal::TERM)?;
+    running.signal_group(Signal::TERM)?;
     let ended = running.wait(Duration::from_secs(60))?;
     println!("TERM -> {}", ended.status);
     assert_eq!(ended.status.code(), Some(9), "{}", ended.stderr);

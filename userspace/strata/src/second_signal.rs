@@ -4,6 +4,7 @@
 //! further signal is handled where it arrives.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// The message printed then: a pointer and a length, which a signal handler may read.
 static TEXT: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
@@ -15,7 +16,8 @@ static FIRST: AtomicI32 = AtomicI32::new(0);
 static FIRST_MILLIS: AtomicI64 = AtomicI64::new(0);
 
 /// One request to end may come as several signals: to the process, and to its group (`timeout 10 strata record`).
-const ONE_REQUEST_MILLIS: i64 = 500;
+pub const ONE_REQUEST: Duration = Duration::from_millis(500);
+const ONE_REQUEST_MILLIS: i64 = ONE_REQUEST.as_millis() as i64;
 /// Until then, by the monotonic clock, a signal is of the request that is being followed.
 static SAME_UNTIL_MILLIS: AtomicI64 = AtomicI64::new(0);
 

@@ -106,6 +106,14 @@ impl JitRanges {
         }
     }
 
+    /// The tags of names whose code begins and ends within these addresses.
+    pub fn tags_within(&self, start: u64, end: u64) -> impl Iterator<Item = u32> + '_ {
+        let within = self.ranges.range(start..end.max(start));
+        within
+            .filter(move |(from, range)| range.end <= end && range.origin == **from)
+            .map(|(_, range)| range.tag)
+    }
+
     pub fn find(&self, address: u64) -> Option<Found<'_>> {
         let (_, range) = self.ranges.range(..=address).next_back()?;
         (address < range.end).then(|| Found {

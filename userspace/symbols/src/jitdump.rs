@@ -195,27 +195,31 @@ impl JitDump {
             return;
         };
         let name = bounded_text(until_nul(name)).into_owned();
+        self.let_go_of_lines(address, size);
         let lines = self.waiting_lines.take().filter(|(described, _)| *described == address);
         let mut tag = 0;
-        if let Some((_, lines)) = lines.filter(|(_, lines)| !lines.is_empty()) {
-            self.let_go_of_lines_at(address);
-            if self.line_count.saturating_add(lines.len()) <= MAX_LINES {
-                tag = self.next_tag;
-                self.next_tag = self.next_tag.checked_add(1).unwrap_or(1);
-                self.line_count = self.line_count.saturating_add(lines.len());
-                self.lines.insert(tag, lines);
-            }
+        if let Some((_, lines)) = lines.filter(|(_, lines)| !lines.is_empty())
+            && self.line_count.saturating_add(lines.len()) <= MAX_LINES
+        {
+            tag = self.next_tag;
+            self.next_tag = self.next_tag.checked_add(1).unwrap_or(1);
+            self.line_count = self.line_count.saturating_add(lines.len());
+            self.lines.insert(tag, lines);
         }
         if !self.ranges.insert(address, size, &name, tag) {
             self.dropped = self.dropped.saturating_add(1);
         }
     }
 
-    /// Code that begins where older code began replaces it.
-    fn let_go_of_lines_at(&mut self, address: u64) {
-        let old = self.ranges.find(address).map(|found| found.tag);
-        if let Some(lines) = old.and_then(|tag| self.lines.remove(&tag)) {
-            self.line_count = self.line_count.saturating_sub(lines.len());
+    /// What code replaces needs its lines no more.
+    fn let_go_of_lines(&mut self, start: u64, size: u64) {
+        let (ranges, lines) = (&self.ranges, &mut self.lines);
+        let at = ranges.find(start).filter(|found| found.origin == start);
+        let within = ranges.tags_within(start, start.saturating_add(size));
+        for tag in within.chain(at.map(|found| found.tag)) {
+            if let Some(gone) = lines.remove(&tag) {
+                self.line_count = self.line_count.saturating_sub(gone.len());
+            }
         }
     }
 
@@ -233,6 +237,7 @@ impl JitDump {
         if let Some(end) = from.checked_add(size) {
             self.ranges.remove(from, end);
         }
+        self.let_go_of_lines(to, size);
         if !self.ranges.insert(to, size, &name, tag) {
             self.dropped = self.dropped.saturating_add(1);
         }

@@ -105,6 +105,26 @@ fn a_cut_record_waits_and_what_came_before_is_there() {
 }
 
 #[test]
+fn code_that_is_replaced_again_and_again_leaves_room_for_lines() {
+    let mut dump = JitDump::default();
+    dump.feed(&header()).unwrap();
+    let lines: Vec<(u64, u32, &[u8])> = (0..64).map(|at| (at, 7, b"a".as_slice())).collect();
+    // Each begins elsewhere in the same memory, and half of them say nothing of lines.
+    for round in 0..40_000_u64 {
+        let start = 0x1000 + round % 61;
+        if round % 2 == 0 {
+            let moved: Vec<_> = lines.iter().map(|line| (start + line.0, line.1, line.2)).collect();
+            dump.feed(&debug_info(start, &moved)).unwrap();
+        }
+        dump.feed(&load(start, 0x100, "f")).unwrap();
+    }
+    let last: &[(u64, u32, &[u8])] = &[(0x1000, 9, b"b")];
+    dump.feed(&debug_info(0x1000, last)).unwrap();
+    dump.feed(&load(0x1000, 0x400, "g")).unwrap();
+    assert_eq!(dump.lookup(0x1010).unwrap().line, Some(9));
+}
+
+#[test]
 fn foreign_and_damaged_dumps_say_so() {
     let mut foreign = sample();
     foreign[..4].reverse();

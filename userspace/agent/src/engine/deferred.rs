@@ -125,6 +125,8 @@ impl Pending {
 
 /// A stack waits this long for its tables; then it is unwound with those present.
 const MAX_WAIT: Duration = Duration::from_secs(3);
+/// The most stacks of one process that are looked at in one turn.
+const SETTLED_AT_ONCE: usize = 256;
 /// The most unpublished stubs that one stack may lead through.
 const MAX_ROUNDS: u32 = 8;
 
@@ -197,13 +199,17 @@ impl Engine {
             return;
         }
         let now = self.turn.now;
-        for (pid, waiting) in std::mem::take(&mut self.pending.waiting) {
+        for (pid, mut waiting) in std::mem::take(&mut self.pending.waiting) {
             let mappings = waiting.stacks.first().map_or(0, |raw| raw.space.mappings().len());
             if !self.processes.paces.settling.take(pid, mappings, now) && !all {
                 self.pending.waiting.insert(pid, waiting);
                 continue;
             }
             self.pending.bytes -= waiting.bytes;
+            if !all && waiting.stacks.len() > SETTLED_AT_ONCE {
+                // Those that go on waiting come behind these.
+                waiting.stacks.drain(SETTLED_AT_ONCE..).for_each(|raw| self.pending.push(raw));
+            }
             let mut extents = None;
             for mut raw in waiting.stacks {
                 if !all && self.managed.expects(raw.image) {

@@ -169,8 +169,15 @@ impl Runtime {
                 Record::Module(module) => {
                     confirmed.modules.insert(module.module);
                 }
-                Record::Thread(thread) => {
+                Record::ModuleUnload(gone) => {
+                    confirmed.modules.remove(&gone.module);
+                }
+                // One without a name is not kept.
+                Record::Thread(thread) if !thread.name.is_empty() => {
                     confirmed.threads.insert(thread.managed_id);
+                }
+                Record::ThreadEnd(gone) => {
+                    confirmed.threads.remove(&gone.managed_id);
                 }
                 _ => {}
             }

@@ -19,6 +19,8 @@ use crate::processes::innermost_pid;
 /// Threads of one process that are looked up at once.
 const MOST_LOOKUPS: usize = 256;
 const LOOKUPS_EVERY: Duration = Duration::from_millis(500);
+/// A thread may have ended, and another have its number, by then.
+const TRUSTED: Duration = Duration::from_secs(10);
 
 /// Events that were lost, by kind, and what is none.
 #[derive(Debug, Default)]
@@ -68,6 +70,8 @@ pub(super) struct Taken {
     outer_tids: HashMap<u32, u32>,
     /// When threads were last looked up.
     looked: Option<Instant>,
+    /// Since when threads were looked up that are there.
+    since: Option<Instant>,
 }
 
 /// What a total grows by; a process may state any number, also a smaller one.
@@ -153,7 +157,11 @@ impl Managed {
     /// found.
     pub fn outer_tid(&mut self, image: ImageId, inside: u32) -> u32 {
         let Some(target) = self.targets.get_mut(&image) else { return inside };
-        let Taken { outer_tids, looked, .. } = &mut target.snapshots;
+        let Taken { outer_tids, looked, since, .. } = &mut target.snapshots;
+        if since.is_some_and(|since| since.elapsed() > TRUSTED) || outer_tids.len() > MOST_THREADS {
+            outer_tids.clear();
+            *since = None;
+        }
         if let Some(outside) = outer_tids.get(&inside) {
             return *outside;
         }
@@ -161,9 +169,7 @@ impl Managed {
             return inside;
         }
         *looked = Some(Instant::now());
-        if outer_tids.len() > MOST_THREADS {
-            outer_tids.clear();
-        }
+        *since = since.or(*looked);
         if innermost_pid(target.pid).is_some_and(|own| own != target.pid) {
             look_up_threads(target.pid, outer_tids);
         }

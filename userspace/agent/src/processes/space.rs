@@ -4,8 +4,8 @@
 //! another takes its place, or until the process is read from `/proc` because it has no room for
 //! more. Generated code is kept by areas.
 //!
-//! Invariant: mappings are sorted by address and do not overlap. From [`MAX_MAPPINGS`] on, those in
-//! new places are refused and counted.
+//! Invariant: mappings are sorted by address and do not overlap. From [`MAX_MAPPINGS`] on, those that
+//! would make them more are refused and counted.
 
 use std::sync::Arc;
 
@@ -106,17 +106,21 @@ impl Space {
                 pieces[2] = Some(Mapping { start: new.end, offset, ..*old });
             }
         }
-        if self.is_full() && first == last {
+        let pieces = || pieces.into_iter().flatten();
+        let grows = pieces().count() > last.saturating_sub(first);
+        if self.is_full() && grows {
             let before = first.checked_sub(1).and_then(|before| self.mappings.get(before));
-            let is_part = before.is_some_and(|before| are_one(before, &new))
-                || self.mappings.get(first).is_some_and(|after| are_one(&new, after));
-            if !is_part {
+            let is_part = || {
+                before.is_some_and(|before| are_one(before, &new))
+                    || self.mappings.get(first).is_some_and(|after| are_one(&new, after))
+            };
+            if first != last || !is_part() {
                 self.refused += 1;
                 return;
             }
         }
         let mappings = Arc::make_mut(&mut self.mappings);
-        mappings.splice(first..last.max(first), pieces.into_iter().flatten());
+        mappings.splice(first..last.max(first), pieces());
         join_generated(mappings, first);
         self.epoch = self.epoch.wrapping_add(1);
     }
@@ -247,5 +251,14 @@ mod tests {
         }
         assert_eq!(space.mappings.len(), MAX_MAPPINGS);
         assert_eq!(space.refused, 10_000 - MAX_MAPPINGS as u64);
+        // Parts of one large mapping, too.
+        let mut space = Space::default();
+        space.map(file(0, 100_000 * 0x1000, 0));
+        for page in 0..10_000u64 {
+            let start = page * 0x3000 + 0x1000;
+            space.map(Mapping { backing: Backing::Anonymous, ..file(start, start + 0x1000, 0) });
+        }
+        assert!((MAX_MAPPINGS..MAX_MAPPINGS + 2).contains(&space.mappings.len()));
+        assert!(space.refused > 5_000);
     }
 }

@@ -60,6 +60,8 @@ pub struct Process {
     events: MappingEvents,
     /// It executes a new program, without mappings yet.
     is_executing: bool,
+    /// It was reported as ended while it executed a program, and has mapped nothing since.
+    may_have_ended: bool,
 }
 
 impl Process {
@@ -73,6 +75,7 @@ impl Process {
             others: 0,
             events,
             is_executing: false,
+            may_have_ended: false,
         }
     }
 
@@ -353,6 +356,7 @@ impl ProcessTable {
                 let mapping = mapping(backing);
                 let refused = process.space.refused;
                 process.is_executing = false;
+                process.may_have_ended = false;
                 process.space.map(mapping);
                 let is_refused = process.space.refused > refused;
                 self.refused_mappings += u64::from(is_refused);
@@ -380,6 +384,9 @@ impl ProcessTable {
                 // anything: `begin_new_exec` calls `perf_event_exit_task` (fs/exec.c, Linux 6.18).
                 // Its end is reported again.
                 if is_leader && std::mem::take(&mut process.is_executing) {
+                    // An exec that fails from there on ends its process, which is reported once.
+                    process.may_have_ended = true;
+                    self.leaderless.push(*pid);
                     return Change::None;
                 }
                 if process.end_of_thread(is_leader) {
@@ -403,14 +410,18 @@ impl ProcessTable {
         !std::mem::replace(&mut process.exited, true)
     }
 
-    /// Processes whose main thread has ended before others, since the last call. Ends of those may be lost.
+    /// Processes whose main thread has ended before others, since the last call, of whose ends the
+    /// event may be lost, and those that may have ended as they executed a program.
     pub fn take_leaderless(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.leaderless)
     }
 
-    /// Whether the main thread of a process has ended, and others may go on.
+    /// Whether the main thread of a process has ended, and others may go on; or it is not known
+    /// whether that has.
     pub fn is_leaderless(&self, pid: u32) -> bool {
-        self.get(pid).is_some_and(|process| process.is_leaderless && !process.exited)
+        self.get(pid).is_some_and(|process| {
+            (process.is_leaderless || process.may_have_ended) && !process.exited
+        })
     }
 
     /// The thread that ends with an event, which has not been applied yet.
@@ -553,7 +564,11 @@ mod tests {
         assert_eq!(table.apply(&exit, 3), Change::None);
         assert!(table.get(pid).is_some_and(|process| !process.exited));
         assert_eq!(table.ended_thread(&exit), Some(tid));
-        assert_eq!(table.apply(&exit, 4), Change::Exited { pid }, "its end is reported again");
+        // Unless its exec has failed: then this was its end.
+        assert_eq!((table.take_leaderless(), table.is_leaderless(pid)), (vec![pid], true));
+        table.apply(&mapped(pid, 0x1000, b"/bin/su"), 4);
+        assert!(!table.is_leaderless(pid));
+        assert_eq!(table.apply(&exit, 5), Change::Exited { pid }, "its end is reported again");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::Sender;
 
 use super::shared_status::{DISKS_BYTES, SharedStatus};
 use crate::priority;
@@ -45,7 +45,7 @@ const ENOUGH: usize = HEAD.len();
 pub fn start(
     address: SocketAddr,
     status: Arc<SharedStatus>,
-    others: UnboundedSender<TcpStream>,
+    others: Sender<TcpStream>,
 ) -> io::Result<()> {
     let serve = move || {
         let listener = listen(address, &status);
@@ -109,7 +109,7 @@ enum Next {
 struct Port {
     listener: TcpListener,
     status: Arc<SharedStatus>,
-    others: UnboundedSender<TcpStream>,
+    others: Sender<TcpStream>,
     /// The oldest first.
     open: Vec<Open>,
 }
@@ -176,8 +176,9 @@ impl Port {
             Next::PassOn => {
                 let Open { stream, .. } = self.open.remove(at);
                 if readable_from(&stream, 1).is_ok() {
-                    // Without a receiver the daemon is ending.
-                    let _ = self.others.send(stream);
+                    // Without a receiver the daemon is ending. Where it is slower than what comes, the
+                    // connection is closed.
+                    let _ = self.others.try_send(stream);
                 }
             }
         }
@@ -282,7 +283,7 @@ mod tests {
     use super::*;
 
     /// A port that is served, and what is passed on.
-    fn served() -> (SocketAddr, tokio::sync::mpsc::UnboundedReceiver<TcpStream>) {
+    fn served() -> (SocketAddr, tokio::sync::mpsc::Receiver<TcpStream>) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let queues = Queues::start(Vec::new(), Clock::real());
         let queues = runtime.expect("a runtime").block_on(queues).expect("no exporters");
@@ -291,7 +292,7 @@ mod tests {
         let free = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = free.local_addr().expect("its address");
         drop(free);
-        let (others, passed_on) = tokio::sync::mpsc::unbounded_channel();
+        let (others, passed_on) = tokio::sync::mpsc::channel(8);
         start(address, status, others).expect("a thread");
         (address, passed_on)
     }

@@ -29,7 +29,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixListener};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::{Receiver, channel};
 use tokio::task::AbortHandle;
 
 use super::health_port::{self, MOST_CONNECTIONS, PATIENCE};
@@ -40,6 +40,8 @@ use crate::status::metrics;
 const METRICS_AGE: Duration = Duration::from_millis(200);
 /// How often the socket's path is looked at.
 const LOOKED_AT: Duration = Duration::from_secs(30);
+/// The most connections that are no probes and wait to be taken.
+const MOST_PASSED_ON: usize = 64;
 
 /// The unix socket, and the lock that no second daemon gets.
 #[derive(Debug)]
@@ -160,7 +162,7 @@ pub fn start(
         .enable_all()
         .build()
         .context("the status cannot be served")?;
-    let (others, connections) = unbounded_channel();
+    let (others, connections) = channel(MOST_PASSED_ON);
     if let Some(address) = metrics {
         health_port::start(address, status.clone(), others)
             .context("a thread cannot be started")?;
@@ -236,10 +238,7 @@ async fn serve_until_gone(
 }
 
 /// What comes to the TCP port and is no probe.
-async fn serve_port(
-    mut connections: UnboundedReceiver<std::net::TcpStream>,
-    status: Arc<SharedStatus>,
-) {
+async fn serve_port(mut connections: Receiver<std::net::TcpStream>, status: Arc<SharedStatus>) {
     let cached = Arc::new(Mutex::new(None));
     let mut open = Connections::default();
     while let Some(stream) = connections.recv().await {

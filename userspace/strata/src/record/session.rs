@@ -70,8 +70,8 @@ struct Signals {
     terminate: Signal,
     hangup: Signal,
     quit: Signal,
-    /// Whether one came that ends the recording.
-    asked_to_end: bool,
+    /// When the first one came that ends the recording.
+    asked_to_end: Option<Instant>,
 }
 
 impl Signals {
@@ -82,7 +82,7 @@ impl Signals {
             terminate: take(SignalKind::terminate())?,
             hangup: take(SignalKind::hangup())?,
             quit: take(SignalKind::quit())?,
-            asked_to_end: false,
+            asked_to_end: None,
         })
     }
 
@@ -174,7 +174,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
     // From here on a second Ctrl-C ends strata at once, whatever it is doing.
     let all = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
     let text = "\nstrata: stopped before the profile was written\n";
-    match signals.asked_to_end {
+    match signals.asked_to_end.is_some() {
         true => second_signal::ends_at_once(&all, text),
         false => second_signal::ends_at_the_second(&all, text),
     }
@@ -220,10 +220,11 @@ async fn run(
         let due = tokio::select! {
             biased;
             received = signals.next() => {
-                if signals.asked_to_end && received != libc::SIGHUP {
-                    return Ok((EndedBy::Signal, None));
+                match signals.asked_to_end {
+                    Some(asked) if asked.elapsed() < second_signal::ONE_REQUEST => continue,
+                    Some(_) if received != libc::SIGHUP => return Ok((EndedBy::Signal, None)),
+                    _ => signals.asked_to_end = Some(Instant::now()),
                 }
-                signals.asked_to_end = true;
                 let Some(child) = command.as_ref().and_then(Child::id) else {
                     return Ok((EndedBy::Signal, None));
                 };
