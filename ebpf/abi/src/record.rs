@@ -225,7 +225,7 @@ pub const RAW_STACK_BYTES: usize = RAW_STACK_PAGES * 4096;
 /// Raw form: pages of the other stack at most; events of the CLR have none.
 pub const RAW_OTHER_PAGES: usize = 2;
 /// The same of waits: they are copied with the run queue locked.
-pub const RAW_WAIT_PAGES: usize = 4;
+pub const RAW_WAIT_PAGES: usize = 7;
 /// The same of events of the CLR: where it dispatches an exception it keeps registers on the stack.
 pub const RAW_EVENT_PAGES: usize = 7;
 
@@ -233,7 +233,7 @@ pub const RAW_EVENT_PAGES: usize = 7;
 pub const MAX_WORDS: usize = RAW_STACK_WORD + RAW_STACK_BYTES / 8 + RAW_OTHER_PAGES * 512;
 
 const _: () =
-    assert!(4096 >= RAW_STACK_WORD + (RAW_WAIT_PAGES + RAW_OTHER_PAGES) * 512 + WAIT_WORDS);
+    assert!(8192 >= RAW_STACK_WORD + (RAW_WAIT_PAGES + RAW_OTHER_PAGES) * 512 + WAIT_WORDS);
 const _: () = assert!(MAX_WORDS < 0x3fff);
 const _: () = assert!(MAX_WORDS >= RAW_STACK_WORD + RAW_EVENT_PAGES * 512 + EVENT_WORDS);
 const _: () = assert!(MAX_WORDS > 4095 + EVENT_WORDS);

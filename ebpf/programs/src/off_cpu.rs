@@ -722,7 +722,7 @@ fn may_copy(cpu: u32) -> bool {
 #[inline(always)]
 fn put(record: &mut Record, index: usize, word: u64) {
     // All frames together are fewer, and so are the words of a copied stack.
-    record.words[index & 4095] = word;
+    record.words[index & 8191] = word;
 }
 
 const _: () = assert!(size_of::<WaitSet>() == wait_slots::SET_BYTES);

@@ -18,7 +18,7 @@ use strata_query::by::{By, Row, Table};
 use strata_query::{DEFAULT_TYPE, Window, when};
 
 /// Characters of a function's name.
-const LONGEST: usize = 100;
+const LONGEST: usize = 1_000;
 
 /// For outputs in time: reports how many samples of a column's kind have no time.
 pub fn note_missing_times(profile: &Profile, column: usize) {

@@ -14,7 +14,7 @@ const SMALLEST: f64 = 0.01;
 /// Levels that are shown: each takes columns.
 const DEEPEST: usize = 40;
 /// Characters of a function's name.
-const LONGEST: usize = 100;
+const LONGEST: usize = 1_000;
 /// Lines for each line that `--top` allows in a table.
 const LINES: usize = 5;
 

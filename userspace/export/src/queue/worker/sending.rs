@@ -112,8 +112,8 @@ impl Worker {
         self.health.rejected_profiles = self.health.rejected_profiles.saturating_add(rejected);
         let bytes = &mut self.health.delivered_bytes;
         *bytes = bytes.saturating_add(flight.body_bytes as u64);
-        self.health.last_success = Some(self.clock.time());
         self.recovered();
+        self.health.last_success = Some(self.clock.time());
         if let Some(message) = message {
             self.health.last_error = self.trouble(message);
         }
@@ -199,15 +199,15 @@ impl Worker {
     }
 
     fn recovered(&mut self) {
-        let since = self.health.failing_since.take();
+        let failing_since = self.health.failing_since.take();
         if self.warnings.recovered()
-            && let Some(since) = since
+            && let Some(since) = self.health.last_success.or(failing_since)
         {
             let lasted = self.clock.time().duration_since(since).unwrap_or_default();
             tracing::warn!(
                 exporter = self.plan.name,
                 waiting_bytes = self.health.spooled_bytes,
-                "delivers again, after {} s without",
+                "delivers again, for the first time in {} s",
                 lasted.as_secs()
             );
         }
