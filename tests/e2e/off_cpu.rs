@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use strata_tests::daemon::{Daemon, PATIENCE};
 use strata_tests::running::{Running, wait_until};
-use strata_tests::runtimes::dotnet;
+use strata_tests::runtimes::{self, dotnet};
 use strata_tests::strata::{Recorded, record};
 use strata_tests::text_outputs::{self, Folded};
 use strata_tests::{machine, places, targets};
@@ -243,6 +243,25 @@ fn threads_that_wait_once_are_not_lost_beside_others_that_wait_all_the_time() ->
         "{THREADS} threads, {SECONDS} s: {sum:.1} s in all, {whole:.1} s of {lasted:.1} s whole"
     );
     assert!((0.85..1.2).contains(&(sum / (lasted + f64::from(SECONDS)))), "{sum}");
+    Ok(())
+}
+
+/// The main thread of Java's launcher waits once, before the program has tables, below a frame of 16 KiB.
+#[test]
+fn the_wait_of_javas_launcher_is_whole_from_the_programs_start_on() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let java = runtimes::java("3")?;
+    let arguments: Vec<_> = java.get_args().map(|argument| argument.to_string_lossy()).collect();
+    let arguments: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
+    let recorded = record()?.option("-e", "off_cpu").output("out.folded");
+    let recorded = recorded.command(PathBuf::from(java.get_program()), &arguments).run()?;
+    let stacks = stacks(&recorded, "out.folded")?;
+    let (waits, is_cut) = (below(&stacks, "CallJavaMainInNewThread"), |stack: &Folded| {
+        stack.frames.iter().any(|frame| frame == "[incomplete]") && stack.count > 1_000_000_000
+    });
+    println!("{waits:.3} s below the launcher, of 3");
+    let cut: Vec<&Folded> = stacks.iter().filter(|stack| is_cut(stack)).collect();
+    assert!(waits > 2.5 && cut.is_empty(), "{cut:#?}");
     Ok(())
 }
 
