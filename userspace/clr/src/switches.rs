@@ -66,15 +66,27 @@ impl Switches {
         self.switched_off(&["EnableDiagnostics", "EnableDiagnostics_Profiler"])
     }
 
+    /// Whether the runtime names its code in a perf map from its start on (`PerfMap::Initialize`,
+    /// src/coreclr/vm/perfmap.cpp).
+    pub fn writes_perf_map(&self) -> bool {
+        self.setting("PerfMapEnabled")
+            .is_some_and(|(_, value)| number(value).is_some_and(|of| of != 0))
+    }
+
     fn switched_off(&self, names: &[&str]) -> Option<String> {
         names.iter().find_map(|name| {
-            // 3.1 and 5 know the second prefix alone, later versions take the first when both are set.
-            let (variable, value) = ["DOTNET_", "COMPlus_"].iter().find_map(|prefix| {
-                let variable = format!("{prefix}{name}");
-                let value = self.get(&variable)?.to_owned();
-                Some((variable, value))
-            })?;
-            is_zero(&value).then(|| format!("{variable}={value}"))
+            let (variable, value) = self.setting(name)?;
+            (number(value) == Some(0)).then(|| format!("{variable}={value}"))
+        })
+    }
+
+    /// A setting of the runtime, with its variable. 3.1 and 5 know the second prefix alone, later versions
+    /// take the first when both are set.
+    fn setting(&self, name: &str) -> Option<(String, &str)> {
+        ["DOTNET_", "COMPlus_"].iter().find_map(|prefix| {
+            let variable = format!("{prefix}{name}");
+            let value = self.get(&variable)?;
+            Some((variable, value))
         })
     }
 
@@ -121,10 +133,10 @@ fn matters(name: &str) -> bool {
         || rest.contains("PROFIL")
 }
 
-/// Whether the runtime reads this as zero: numbers are hexadecimal there
+/// A number as the runtime reads it: hexadecimal
 /// (`CLRConfig::GetConfigDWORD`, src/coreclr/utilcode/clrconfig.cpp).
-fn is_zero(value: &str) -> bool {
-    u32::from_str_radix(value.trim_start_matches("0x"), 16) == Ok(0)
+fn number(value: &str) -> Option<u32> {
+    u32::from_str_radix(value.trim_start_matches("0x"), 16).ok()
 }
 
 #[cfg(test)]
@@ -147,6 +159,10 @@ mod tests {
         let both = of(&["DOTNET_EnableDiagnostics=1", "COMPlus_EnableDiagnostics=0"]);
         assert_eq!(both.socket_switched_off(), None);
         assert_eq!(of(&["DOTNET_EnableDiagnostics=no"]).socket_switched_off(), None);
+
+        let writes = |variables: &[&str]| of(variables).writes_perf_map();
+        assert!(writes(&["DOTNET_PerfMapEnabled=1"]) && writes(&["COMPlus_PerfMapEnabled=3"]));
+        assert!(!writes(&["DOTNET_PerfMapEnabled=0", "COMPlus_PerfMapEnabled=1"]) && !writes(&[]));
     }
 
     #[test]

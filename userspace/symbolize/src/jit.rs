@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use strata_agent::image_id::ImageId;
 use strata_agent::processes::credentials::{Ancestor, Credentials};
+use strata_dotnet::names::of_perf_map;
 use strata_profile::FrameKind;
 use strata_profile::text::shortened;
 use strata_sandbox::{FileIdentity, Locator, OpenFile, ProcessRef, Reply, Request};
@@ -245,7 +246,31 @@ pub struct Names<'a> {
     /// Characters of a name that are used.
     longest: usize,
     /// By the places of the name and its file in what was read, and the line.
-    known: HashMap<(*const u8, *const u8, u32), NamedFrame>,
+    known: HashMap<(*const u8, *const u8, u32), InModule>,
+}
+
+/// A frame, and the file of its assembly if it is of a .NET method.
+#[derive(Clone, Debug)]
+pub struct InModule {
+    pub frame: NamedFrame,
+    pub assembly: Option<Arc<str>>,
+}
+
+impl InModule {
+    /// A frame with no more of its names than this many characters. What the CLR has named has the name
+    /// that its method has elsewhere, however it was compiled.
+    fn of(name: &str, file: &str, line: u32, longest: usize) -> Self {
+        let Some(method) = of_perf_map(name) else {
+            return Self { frame: frame(name, file, line, longest), assembly: None };
+        };
+        let [shown, raw] = [&method.frame.name, &method.frame.system_name];
+        let mut frame = NamedFrame::managed(&shortened(shown, longest), &shortened(raw, longest));
+        frame.file = shortened(file, longest).into();
+        frame.line = line;
+        let of_file = |assembly| format!("{}.dll", shortened(assembly, longest)).into();
+        let assembly = Some(method.assembly).filter(|assembly| !assembly.is_empty());
+        Self { frame, assembly: assembly.map(of_file) }
+    }
 }
 
 /// A frame with no more of its names than this many characters.
@@ -261,9 +286,9 @@ impl<'a> Names<'a> {
         Self { files, longest, known: HashMap::new() }
     }
 
-    pub fn at(&mut self, address: u64) -> Option<NamedFrame> {
+    pub fn at(&mut self, address: u64) -> Option<InModule> {
         let Self { files, longest, known } = self;
-        let frame = |name: &str, file: &str, line| frame(name, file, line, *longest);
+        let frame = |name: &str, file: &str, line| InModule::of(name, file, line, *longest);
         let dump = files.dump.as_ref();
         if let Some(symbol) = dump.and_then(|dump| dump.parsed.lookup(address)) {
             let line = symbol.line.unwrap_or_default();

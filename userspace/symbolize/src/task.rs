@@ -439,7 +439,7 @@ impl GeneratedWork {
 
     fn symbolize_others(&mut self, context: &mut dyn Context, outcome: &mut Outcome) {
         self.jit.read_on(context, self.pid, self.credentials, self.dump.as_ref(), self.allowance);
-        let module = pseudo_module(UNNAMED_CODE);
+        let (module, mut modules) = (pseudo_module(UNNAMED_CODE), Modules::default());
         let longest = if self.merges_unnamed { LONGEST_NAME } else { usize::MAX };
         let mut names = Names::new(&self.jit, longest);
         let own: Vec<_> = self.others.iter().map(|code| names.at(code.address)).collect();
@@ -464,11 +464,13 @@ impl GeneratedWork {
             };
             let stub = || is_stub.then(|| managed::runtime_stub(code.stub.flatten()));
             let of_ancestor = || Some(jit::frame(inherited.get(&code.address)?, "", 0, longest));
+            let assembly = own.as_ref().and_then(|own| own.assembly.clone());
+            let own = own.map(|own| own.frame);
             let symbol = match own.or_else(of_ancestor).or_else(stub) {
                 Some(frame) => Symbol {
                     place: place_of(self.image, code),
                     address: code.address,
-                    module: Some(module.clone()),
+                    module: Some(assembly.map_or(module.clone(), |path| modules.of(&path))),
                     frames: vec![frame],
                     lasting: Lasting::ForSomeFlushes,
                 },

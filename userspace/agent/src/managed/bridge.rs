@@ -267,16 +267,27 @@ fn instead(pid: u32, may_write: bool, error: &AttachError) -> Refusal {
             // While other processes of its user hang.
             | AttachError::Load(LoadError::Socket(SocketError::NotLooked))
     );
+    let is_known =
+        !hangs && !is_passing && !matches!(error, AttachError::NotClr | AttachError::Target(_));
+    let process = if is_known { strata_clr::discover(pid).ok().flatten() } else { None };
+    let writes_one = process.as_ref().is_some_and(|process| process.switches.writes_perf_map());
     let writes_perf_map = may_write
-        && !hangs
-        && !is_passing
-        && !matches!(error, AttachError::NotClr | AttachError::Target(_))
-        && strata_clr::discover(pid)
-            .ok()
-            .flatten()
+        && !writes_one
+        && process
             .filter(|process| process.version.is_none_or(|version| version.major >= 8))
             .is_some_and(|process| strata_clr::enable_perf_map(&process).is_ok());
-    Refusal { why: error.to_string(), writes_perf_map, is_passing }
+    let is_switched_off = matches!(
+        error,
+        AttachError::Load(LoadError::Socket(
+            SocketError::SwitchedOff(_) | SocketError::ProfilersOff(_)
+        ))
+    );
+    let more = match writes_one || writes_perf_map {
+        true => "; its perf map is read instead",
+        false if is_switched_off => ", or with DOTNET_PerfMapEnabled=1 for names alone",
+        false => "",
+    };
+    Refusal { why: format!("{error}{more}"), writes_perf_map, is_passing }
 }
 
 /// Asks a runtime to stop writing its perf map.

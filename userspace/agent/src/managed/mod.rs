@@ -727,9 +727,7 @@ impl Managed {
                 totals.managed_frames_only.push((target.pid, why.to_owned()));
             }
             if let State::Refused(refusal) = &target.state {
-                let map =
-                    if refusal.writes_perf_map { "; its perf map is read instead" } else { "" };
-                totals.refused.push((target.pid, format!("{}{map}", refusal.why)));
+                totals.refused.push((target.pid, refusal.why.clone()));
             }
         }
         totals

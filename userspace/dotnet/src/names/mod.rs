@@ -6,6 +6,7 @@
 //! - `member`: method names: accessors, lambdas, local functions, constructors
 //! - `operators`: the source form of `op_Addition`
 //! - `type_text`: type names with arguments, as the runtime writes them
+//! - `perf_map`: methods as the runtime's own perf map names them
 //! - [`signature`]: signature blobs to text
 //! - `hiding`: which frames are plumbing, and which a view may merge into one
 //!
@@ -20,11 +21,13 @@ mod inert;
 mod member;
 mod operators;
 mod path;
+mod perf_map;
 pub mod signature;
 mod type_text;
 
 pub use frame::{FrameName, Kind, Lacking, RawMethod, frame_name, lacking, with_signature};
 pub use hiding::{Shown, folds, plumbing};
 pub use inert::MAX_NAME_BYTES;
+pub use perf_map::{MethodOfMap, of_perf_map};
 pub use signature::{Signature, TypeNames};
 pub use type_text::type_name;

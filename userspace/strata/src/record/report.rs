@@ -269,7 +269,7 @@ impl Report<'_> {
         }
         writeln!(out, "\n{line}")?;
         for (pid, why) in totals.refused.iter().take(MOST) {
-            writeln!(out, "  process {pid} has no managed names: {}", sanitize_for_terminal(why))?;
+            writeln!(out, "  not attached to process {pid}: {}", sanitize_for_terminal(why))?;
         }
         if totals.refused.len() > MOST {
             let more = totals.refused.len() - MOST;
