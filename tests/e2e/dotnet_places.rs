@@ -6,6 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use strata_tests::running::{Running, wait_until};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
+use strata_tests::stacks::Frame;
 use strata_tests::{machine, places, strata};
 
 use crate::dotnet_running::{
@@ -116,6 +117,45 @@ fn no_place_to_execute_from_is_a_reason() -> Result<()> {
         println!("{version}:");
         let (why, _) = refusal_of(app.pid)?;
         wrongs.unless(why.contains("noexec"), || format!("{version}: {why}"));
+    }
+    wrongs.none();
+    Ok(())
+}
+
+/// The names that methods have by the bridge, from the map that the runtime writes itself.
+#[test]
+fn a_perf_map_names_methods_where_diagnostics_are_switched_off() -> Result<()> {
+    let _machine = machine::beside_dotnet()?;
+    let dotnet = dotnet()?;
+    let mut wrongs = Wrongs::default();
+    for version in dotnet.versions() {
+        let mut command = dotnet.program(version, "Shares", &["600"])?;
+        for (name, value) in [("EnableDiagnostics", "0"), ("PerfMapEnabled", "1")] {
+            command.env(format!("COMPlus_{name}"), value).env(format!("DOTNET_{name}"), value);
+        }
+        let app = start_command(command)?;
+        app.wait_until_used(2.0)?;
+        let recording = strata::record()?.frequency(FREQUENCY).pid(app.pid()).start()?;
+        let recorded = recording.finish_when_used(&[app.pid()], 1.5)?;
+        let (clr, own) = (Clr::of(&recorded)?, recorded.stacks()?.of_pid(app.pid()));
+        for ending in ["map", "dump"] {
+            let name = if ending == "map" { "perf" } else { "jit" };
+            let _ = std::fs::remove_file(format!("/tmp/{name}-{}.{ending}", app.pid()));
+        }
+        let is_named =
+            |frame: &Frame| frame.name.starts_with("Shares.") && frame.file == "Shares.dll";
+        let named = own.share_that(|stack| stack.frames.iter().any(is_named));
+        println!(
+            "{version}: {} samples, {:.2} % below methods, {clr:?}",
+            own.total(),
+            100.0 * named
+        );
+        for stack in own.stacks.iter().take(2) {
+            println!("  {} x {}", stack.count, stack.line());
+        }
+        wrongs.unless(own.total() > 500 && named > 0.95, || format!("{version}: {named}"));
+        let why = clr.why_not(app.pid()).unwrap_or_default();
+        wrongs.unless(why.contains("its perf map is read"), || format!("{version}: {why}"));
     }
     wrongs.none();
     Ok(())
