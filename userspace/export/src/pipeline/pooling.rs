@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use strata_kinds::{Kinds, Shape};
 use strata_metadata::Source;
 use strata_profile::{Profile, Times};
 use strata_store::Head;
@@ -58,6 +59,8 @@ pub struct Pooling {
     before: HashMap<String, u64>,
     /// Services of this hour that are not in the pool.
     own: usize,
+    /// More than those were logged in this hour.
+    has_warned: bool,
     since: Instant,
     pub pooled: Pooled,
 }
@@ -69,6 +72,7 @@ impl Pooling {
             now: HashMap::new(),
             before: HashMap::new(),
             own: 0,
+            has_warned: false,
             since: Instant::now(),
             pooled: Pooled::default(),
         }
@@ -87,6 +91,7 @@ impl Pooling {
             self.since = now;
             self.before = std::mem::take(&mut self.now);
             self.own = 0;
+            self.has_warned = false;
         }
         // All samples of a name in this flush count for each of its processes.
         let mut samples: HashMap<String, u64> = HashMap::new();
@@ -113,7 +118,18 @@ impl Pooling {
             }
             match own {
                 None => self.pooled.short += 1,
-                Some(_) => self.pooled.over += 1,
+                Some(_) => {
+                    self.pooled.over += 1;
+                    if !std::mem::replace(&mut self.has_warned, true) {
+                        tracing::warn!(
+                            service = profile.head.service,
+                            "this host has had {} services in this hour: this one and further ones \
+                             are in the service {} (services.most)",
+                            self.own,
+                            self.settings.service
+                        );
+                    }
+                }
             }
             pool.push(profile);
         }
@@ -141,7 +157,12 @@ impl Pooling {
             return Some(true);
         }
         // A service named by a rule of this host is always kept.
-        if self.own >= self.settings.services && profile.named_by != Source::Rule {
+        // Names of executables leave some room for those that were given.
+        let most = match is_nameless {
+            true => self.settings.services - self.settings.services / 5,
+            false => self.settings.services,
+        };
+        if self.own >= most && profile.named_by != Source::Rule {
             self.now.remove(service);
             return Some(false);
         }
@@ -186,15 +207,31 @@ impl Pooling {
     }
 }
 
+/// The samples of a profile that make its service one of its own: those on a CPU, and events. Every
+/// process waits, and each wait is a sample: so of waiting, a second of a thread counts as one.
 fn samples_of(profile: &Profile) -> u64 {
-    let counted = profile.counting_sample_type().map(|at| profile.total(at));
-    let counted = counted.and_then(|total| u64::try_from(total).ok());
-    counted.unwrap_or(profile.sample_count() as u64)
+    let total = |column: usize| u64::try_from(profile.total(column)).unwrap_or(0);
+    let (mut counted, mut waited) = (0_u64, 0);
+    let kinds = profile.kinds();
+    for kind in kinds.iter() {
+        let first = profile.first_column_of(kind);
+        if kind.info().shape == Shape::Blocked {
+            let time = first.and_then(|first| first.checked_add(kind.info().default_column));
+            waited = time.map_or(0, total).max(waited);
+        } else if let Some(count) = first.and_then(|first| profile.count_of(first)) {
+            counted = counted.saturating_add(total(count));
+        }
+    }
+    if kinds == Kinds::NONE {
+        return profile.sample_count() as u64;
+    }
+    counted.saturating_add(waited / 1_000_000_000)
 }
 
 #[cfg(test)]
 mod tests {
-    use strata_profile::{ProfileBuilder, StackId};
+    use strata_kinds::Kind;
+    use strata_profile::{FrameKind, ProfileBuilder, StackId};
 
     use super::*;
 
@@ -229,6 +266,40 @@ mod tests {
             .collect();
         all.sort();
         all
+    }
+
+    /// A profile of waits: so many samples of so many milliseconds each.
+    fn waiting(service: &str, waits: i64, milliseconds: i64) -> FlushedProfile {
+        let mut one = profile(service, 0, Source::Executable);
+        let mut builder = ProfileBuilder::of_kinds([Kind::Cpu, Kind::OffCpu].into_iter().collect());
+        for wait in 0..waits {
+            let frame = builder.frame(FrameKind::Native, &format!("f{wait}"), "", "", 0);
+            let location = builder.location(0, None, &[frame]);
+            let stack = builder.stack(&[location]);
+            let labels = builder.labels(&[]);
+            builder.add_of(Kind::OffCpu, stack, labels, &[milliseconds * 1_000_000]);
+        }
+        one.outgoing.profile = Arc::new(builder.finish());
+        one
+    }
+
+    #[test]
+    fn the_many_waits_of_a_short_command_make_no_service_and_a_long_wait_does() {
+        let mut pooling = Pooling::new(PoolSettings::default());
+        let flush = vec![waiting("gzip", 40, 2), waiting("server", 2, 8_000)];
+        let names: Vec<String> =
+            pooling.apply(flush, Instant::now()).into_iter().map(|one| one.head.service).collect();
+        assert_eq!(names, ["server", "short-lived"]);
+    }
+
+    #[test]
+    fn names_of_executables_leave_room_for_services_that_were_given_one() {
+        let mut pooling = Pooling::new(PoolSettings { services: 10, ..PoolSettings::default() });
+        let commands = (0..20).map(|at| profile(&format!("command-{at}"), 9, Source::Executable));
+        let flush = commands.chain([profile("shop", 1, Source::SystemdUnit)]).collect();
+        let kept = services(&pooling.apply(flush, Instant::now()));
+        assert_eq!(kept.len(), 8 + 1 + 1, "{kept:?}");
+        assert!(kept.contains(&("shop".to_owned(), 1)));
     }
 
     #[test]

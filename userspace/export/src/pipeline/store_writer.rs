@@ -1,5 +1,6 @@
 //! The local store of a running daemon: opens, reopens and maintains it.
 
+use std::mem::Discriminant;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,8 @@ use super::ages::{Ages, wall_nanos};
 use super::{Figures, FlushedProfile, LASTING};
 use crate::causes::with_causes;
 
+/// Profiles that are refused for one cause are logged again after this long.
+const WARN_AGAIN: Duration = Duration::from_secs(3600);
 /// A store that could not be opened is tried again after this long.
 const RETRY: Duration = Duration::from_secs(60);
 
@@ -71,8 +74,10 @@ pub struct StoreWriter {
     trouble: Option<String>,
     /// When it could not be opened, or a profile could not be written, for the last time.
     failed: Option<Instant>,
-    /// Profiles that it did not take.
+    /// Profiles that it did not take, each of one kind, as those are that it took.
     refused: u64,
+    /// What was logged of them last, and when.
+    warned: Option<(Discriminant<StoreError>, Instant)>,
 }
 
 /// A refusal of one profile concerns only that profile; a disk error concerns all.
@@ -93,6 +98,7 @@ impl StoreWriter {
             trouble: None,
             failed: None,
             refused: 0,
+            warned: None,
         }
     }
 
@@ -160,24 +166,39 @@ impl StoreWriter {
     pub fn keep(&mut self, parcel: &FlushedProfile) {
         let now = self.now();
         let Some(store) = &mut self.store else {
-            self.refused += u64::from(self.plan.is_some());
+            if self.plan.is_some() {
+                self.refused += parcel.outgoing.profile.kinds().iter().count() as u64;
+            }
             return;
         };
-        match keep_kinds(store, parcel, now) {
+        let errors = keep_kinds(store, parcel, now);
+        if errors.is_empty() {
             // On a disk that is nearly full a small profile has room and the next has not.
-            Ok(()) if self.failed.is_some_and(|failed| failed.elapsed() < LASTING) => {}
-            Ok(()) => self.trouble = None,
-            Err(error) => {
-                self.refused += 1;
-                if is_of_the_disk(&error) {
-                    self.failed = Some(Instant::now());
-                }
-                let text = with_causes(&error);
-                if self.trouble.as_ref() != Some(&text) {
-                    tracing::warn!(error = text, "a profile was not stored");
-                    self.trouble = Some(text);
-                }
+            if self.failed.is_none_or(|failed| failed.elapsed() >= LASTING) {
+                self.trouble = None;
             }
+            return;
+        }
+        for error in errors {
+            self.refused += 1;
+            if is_of_the_disk(&error) {
+                self.failed = Some(Instant::now());
+            }
+            // What is the matter may differ in a size alone.
+            let cause = std::mem::discriminant(&error);
+            let is_known = self
+                .warned
+                .is_some_and(|(known, when)| known == cause && when.elapsed() < WARN_AGAIN);
+            let text = with_causes(&error);
+            if !is_known {
+                self.warned = Some((cause, Instant::now()));
+                tracing::warn!(
+                    service = parcel.head.service,
+                    error = text,
+                    "a profile was not stored (further ones are counted: `strata status`)"
+                );
+            }
+            self.trouble = Some(text);
         }
     }
 
@@ -217,23 +238,25 @@ impl StoreWriter {
 }
 
 /// A profile's kinds are series of their own: a query reads only its own kind, and each is merged
-/// over time by its own rule.
-fn keep_kinds(store: &mut Store, parcel: &FlushedProfile, now: i64) -> Result<(), StoreError> {
+/// over time by its own rule. One that is refused keeps no other from being stored.
+fn keep_kinds(store: &mut Store, parcel: &FlushedProfile, now: i64) -> Vec<StoreError> {
     let profile = &*parcel.outgoing.profile;
     let kinds = profile.kinds();
     let has_unwanted_times = !parcel.stores_times && profile.timeline().is_some();
+    let mut errors = Vec::new();
     for kind in kinds.iter() {
         let head = Head { kind: kind.name().to_owned(), ..parcel.head.clone() };
         if kinds == Kinds::NONE.with(kind, true) && !has_unwanted_times {
-            return store.append(&head, profile, now);
+            errors.extend(store.append(&head, profile, now).err());
+            continue;
         }
         let times = if parcel.stores_times { Times::Kept } else { Times::Dropped };
         let only = strata_profile::of_kind(profile, kind, times);
         if only.sample_count() > 0 {
-            store.append(&head, &only, now)?;
+            errors.extend(store.append(&head, &only, now).err());
         }
     }
-    Ok(())
+    errors
 }
 
 /// Reports problems found while opening a store.

@@ -109,6 +109,8 @@ pub struct ProcessMetadata {
     /// The number of identities kept, and its limit: others are resolved whenever they are needed.
     known: usize,
     most_known: usize,
+    /// What was known before it was shed.
+    described_before: Vec<Service>,
     /// Variables dropped for lack of room.
     not_kept: u64,
 }
@@ -148,6 +150,7 @@ impl ProcessMetadata {
             generation: 0,
             hasher: RandomState::new(),
             known: 0,
+            described_before: Vec::new(),
             most_known,
         }
     }
@@ -326,12 +329,16 @@ impl ProcessMetadata {
             process.known.values().map(move |(_, who)| who.described(process.pid))
         });
         let mut all: Vec<Service> = known.take(most).collect();
+        if all.is_empty() {
+            return self.described_before.clone();
+        }
         all.sort_by_key(|one| one.pid);
         all
     }
 
     /// Identities are resolved again when they are needed.
     pub fn shed(&mut self) {
+        self.described_before = self.described(super::session::MOST_SHOWN);
         for process in self.kept.values_mut() {
             process.known = HashMap::new();
         }

@@ -55,7 +55,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// The interval of figures that are costly to collect.
 const SLOW_TICK: Duration = Duration::from_secs(10);
 /// Processes that the status shows.
-const MOST_SHOWN: usize = 500;
+pub(super) const MOST_SHOWN: usize = 500;
 /// Stacks that wait for their tables at the end wait so long.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The time given to the store and the exporters at the end.

@@ -165,6 +165,10 @@ fn delivery(status: &Status, lines: &mut Vec<String>) {
         bytes(store.dictionaries)
     ));
     lines.extend(lost(store.not_stored, "profiles were not stored"));
+    lines.extend(lost(
+        status.profiles.pooled_over_limit,
+        "profiles pooled: more than services.most services in an hour",
+    ));
     let (awaited, unnamed) = (status.profiles.late_awaited, status.profiles.late_unnamed);
     if store.late_named > 0 || awaited > 0 || unnamed > 0 {
         lines.push(format!(
@@ -201,6 +205,7 @@ fn exporter(exporter: &Exporter, lines: &mut Vec<String>) {
         counted(exporter.waiting_batches as u64, "batch"),
         span(exporter.lag_seconds as u64)
     ));
+    lines.extend(lost(exporter.rejected_profiles, "profiles were rejected by the server"));
     for (cause, count) in &exporter.dropped {
         lines.push(format!("               dropped: {cause} {}", grouped(*count)));
     }

@@ -118,10 +118,10 @@ impl Broker {
 
     fn report(&mut self, why: &str) {
         let lost = match self.program {
-            Some(_) => "no events of .NET processes that start from now on",
-            None => "no samples of CPUs that are switched on from now on",
+            Some(_) => "no events of .NET processes that start until it is there again",
+            None => "no samples of CPUs that are switched on until it is there again",
         };
-        let trouble = format!("{lost}: {why}");
+        let trouble = format!("{why}: {lost}");
         if self.trouble.as_ref() != Some(&trouble) {
             tracing::warn!("{trouble}");
         }
@@ -272,7 +272,9 @@ impl Broker {
             return self.report_failing(failed);
         }
         self.steady_at = None;
-        self.trouble = None;
+        if self.trouble.take().is_some() {
+            tracing::info!("the helper process is there again");
+        }
     }
 
     /// Brokers end again and again: the log has it once.

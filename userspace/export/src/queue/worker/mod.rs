@@ -90,6 +90,10 @@ pub(crate) struct Worker {
     next_overflow_warning: Moment,
     /// Profiles dropped for lack of memory, as far as it was warned of them.
     overflowed: u64,
+    next_drop_warning: Moment,
+    /// Profiles dropped for other causes, as far as it was warned of them.
+    dropped: u64,
+    next_rejection_warning: Moment,
     warnings: Warnings,
     /// The spool itself had no room for the last that it did not take; else the disk failed.
     is_refused_by_spool: bool,
@@ -129,6 +133,9 @@ impl Worker {
             next_refusal_warning: Moment::ZERO,
             next_overflow_warning: Moment::ZERO,
             overflowed: 0,
+            next_drop_warning: Moment::ZERO,
+            dropped: 0,
+            next_rejection_warning: Moment::ZERO,
             warnings: Warnings::default(),
             is_refused_by_spool: false,
             is_resized: false,

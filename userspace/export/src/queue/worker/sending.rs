@@ -114,6 +114,15 @@ impl Worker {
         *bytes = bytes.saturating_add(flight.body_bytes as u64);
         self.recovered();
         self.health.last_success = Some(self.clock.time());
+        let now = self.clock.now();
+        if rejected > 0 && self.next_rejection_warning <= now {
+            self.next_rejection_warning = now.saturating_add(QUIET);
+            tracing::warn!(
+                exporter = self.plan.name,
+                "the server took a request and rejected {rejected} of its profiles: {}",
+                message.as_deref().unwrap_or("without a reason")
+            );
+        }
         if let Some(message) = message {
             self.health.last_error = self.trouble(message);
         }

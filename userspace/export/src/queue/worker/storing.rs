@@ -80,6 +80,7 @@ impl Worker {
         let fresh = self.admit();
         self.warn_of_overflow(now);
         self.expire();
+        self.warn_of_drops(now);
         let errand = self.errand(fresh, now, is_last);
         if !errand.is_empty() {
             self.run_errand(errand).await;
@@ -125,6 +126,30 @@ impl Worker {
             "{} profiles in all are dropped: they came faster than its disk took them, and its \
              memory is full (memory_limit)",
             dropped.profiles
+        );
+    }
+
+    /// What was dropped here. Refusals by the server are logged where it answers.
+    fn warn_of_drops(&mut self, now: Moment) {
+        if self.next_drop_warning > now {
+            return;
+        }
+        let drops = self.health.drops.by_cause();
+        let own = drops.iter().filter(|(cause, count)| {
+            !matches!(*cause, "refused" | "memory_full") && count.profiles > 0
+        });
+        let own: Vec<_> = own.collect();
+        let sum = own.iter().map(|(_, count)| count.profiles).sum();
+        if sum <= self.dropped {
+            return;
+        }
+        self.dropped = sum;
+        self.next_drop_warning = now.saturating_add(QUIET);
+        let causes = own.iter().map(|(cause, count)| format!("{cause} {}", count.profiles));
+        tracing::warn!(
+            exporter = self.plan.name,
+            "{sum} profiles in all are dropped: {}",
+            causes.collect::<Vec<_>>().join(", ")
         );
     }
 
