@@ -10,6 +10,7 @@
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,9 @@ pub struct Failure {
     is_logged: bool,
 }
 
+/// Profiles tell what runs on the host, and messages of exceptions: they are for strata's own user and group.
+const FOLDER: u32 = 0o750;
+const FILE: u32 = 0o640;
 /// Bytes of a service's name in a path.
 const LONGEST_NAME: usize = 100;
 /// Bytes of all files of a folder.
@@ -121,7 +125,7 @@ impl Folder {
     }
 
     fn write_one(&mut self, outgoing: &Outgoing) -> io::Result<()> {
-        fs::create_dir_all(&self.path)?;
+        fs::DirBuilder::new().recursive(true).mode(FOLDER).create(&self.path)?;
         let folder = open_folder(rustix::fs::CWD, &self.path)?;
         let taken = match self.taken {
             Some((bytes, at)) if bytes < self.most_bytes || at.elapsed() < COUNT_AGAIN => bytes,
@@ -176,7 +180,7 @@ fn bytes_of(folder: &OwnedFd) -> io::Result<u64> {
 fn write(folder: &OwnedFd, outgoing: &Outgoing) -> io::Result<u64> {
     let origin = &outgoing.origin;
     let service = plain(&origin.service);
-    match rustix::fs::mkdirat(folder, service.as_str(), Mode::from_raw_mode(0o777)) {
+    match rustix::fs::mkdirat(folder, service.as_str(), Mode::from_raw_mode(FOLDER)) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
         Err(error) => return Err(error.into()),
     }
@@ -188,7 +192,7 @@ fn write(folder: &OwnedFd, outgoing: &Outgoing) -> io::Result<u64> {
     // Left by a daemon that was killed, or created by another user.
     let _ = remove();
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mode = Mode::from_raw_mode(0o666);
+    let mode = Mode::from_raw_mode(FILE);
     let file = File::from(rustix::fs::openat(&folder, part.as_str(), flags, mode)?);
     let mut buffered = BufWriter::new(&file);
     let written = pprof::encode(&outgoing.profile, &mut buffered)

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::time::{Duration, Instant};
 
 use super::table::{Change, Existing, Mapping, ProcessTable, Threads};
@@ -67,6 +67,8 @@ struct Found {
     /// Lines of executable mappings.
     code: Vec<u8>,
     has_memory: bool,
+    /// Strata may not read what it has mapped.
+    is_unreadable: bool,
     stat: Stat,
 }
 
@@ -119,7 +121,12 @@ impl Scanner {
                 continue;
             }
             match found {
-                Some(found) if !found.is_gone() => {
+                // What it has mapped stays as it is known.
+                Some(found) if found.is_unreadable => {
+                    repairs.push(Repair::Done { pid, change: Change::None });
+                }
+                // A kernel thread has nothing mapped.
+                Some(found) if found.has_memory || !found.stat.is_zombie() => {
                     let mappings = found.mappings(table);
                     let change = table.repair(pid, &found.stat.comm, &mappings, time);
                     repairs.push(Repair::Done { pid, change });
@@ -172,9 +179,16 @@ fn read(pid: u32) -> Option<Found> {
         true => format!("/proc/{pid}/task/{}/maps", living_thread(pid)?),
         false => format!("/proc/{pid}/maps"),
     };
-    let file = File::open(place).ok()?;
+    let file = match File::open(place) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            let code = Vec::new();
+            return Some(Found { code, has_memory: true, is_unreadable: true, stat });
+        }
+        Err(_) => return None,
+    };
     let mut lines = BufReader::new(file.take(MAX_MAPS));
-    let mut found = Found { code: Vec::new(), has_memory: false, stat };
+    let mut found = Found { code: Vec::new(), has_memory: false, is_unreadable: false, stat };
     let mut line = Vec::new();
     while lines.read_until(b'\n', &mut line).ok()? > 0 && found.code.len() < MAX_CODE {
         found.has_memory = true;
@@ -195,7 +209,7 @@ impl Found {
     }
 
     fn insert(self, table: &mut ProcessTable, pid: u32) -> bool {
-        if self.is_gone() {
+        if self.is_gone() || self.is_unreadable {
             return false;
         }
         let mappings = self.mappings(table);
@@ -364,6 +378,30 @@ mod tests {
         assert_eq!(repairs, [Repair::Done { pid: here, change: Change::Renamed { pid: here } }]);
         let code = a_process_of_which_events_were_lost_is_read_anew as fn() as usize as u64;
         assert!(table.get(here).is_some_and(|process| process.space.mapping_of(code).is_some()));
+    }
+
+    #[test]
+    fn neither_a_kernel_thread_nor_a_process_that_may_not_be_read_is_gone() {
+        const UNREADABLE: u32 = 8;
+        let mut scanner = Scanner::with(|pid| {
+            let (comm, state) = ("kswapd0".to_owned(), "S".to_owned());
+            let stat = Stat { comm, state, parent: KTHREADD, threads: 1 };
+            let is_unreadable = pid == UNREADABLE;
+            Some(Found { code: Vec::new(), has_memory: is_unreadable, is_unreadable, stat })
+        });
+        let mut table = ProcessTable::default();
+        for pid in [7, UNREADABLE] {
+            table.insert_unknown(pid, "kswapd0");
+            assert!(scanner.ask_repair(&table, pid));
+            let repairs = loop {
+                let repairs = scanner.take_repairs(&mut table, 1);
+                if !repairs.is_empty() {
+                    break repairs;
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            };
+            assert_eq!(repairs, [Repair::Done { pid, change: Change::None }]);
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@
 
 mod unsampled;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use strata_abi::record::{
@@ -298,7 +298,10 @@ impl Waits {
     /// Counts what has passed of all waits, and those for which sampled ones stand.
     fn count(&mut self, until: u64, aggregate: &mut Aggregate) {
         self.count_sampled(until, aggregate);
-        self.others.divide(until, aggregate);
+        let all = self.threads.values().chain(self.ended.values());
+        let unknown: HashSet<unsampled::Key> =
+            all.filter(|wait| wait.stack.is_none()).map(Wait::key).collect();
+        self.others.divide(until, aggregate, |key| unknown.contains(key));
     }
 
     fn count_sampled(&mut self, until: u64, aggregate: &mut Aggregate) {

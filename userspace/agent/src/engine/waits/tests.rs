@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use super::unsampled::MOST;
+use super::unsampled::{MOST, TICK};
 use super::*;
 use crate::random::Random;
 
@@ -113,6 +113,25 @@ fn a_thread_waits_no_longer_than_time_passes() {
     assert_eq!(thread.waits.others.count(), 1, "of the other");
     thread.waits.retain(|_, _| false);
     assert_eq!(thread.waits.others.count(), 0);
+}
+
+#[test]
+fn what_is_not_known_of_one_period_is_of_no_wait_of_the_next() {
+    let mut thread = Sampled::default();
+    thread.wait((1_000, 1_010), 0, 1, 1);
+    // Between them waits were lost, or interrupts took the time.
+    thread.wait((6_010, 6_020), 0, 1, 1);
+    assert_eq!(thread.sum(6_020), 20);
+    thread.wait((6_030, 6_040), 0, 2, 1);
+    assert_eq!(thread.sum(6_040), 10 + 10);
+}
+
+#[test]
+fn a_thread_with_the_number_of_one_that_has_ended_did_not_wait_before_it_began() {
+    let mut thread = Sampled::default();
+    thread.wait((1_000, 1_010), 3 * TICK, 1, 1);
+    thread.wait((900_000_000, 900_000_100), TICK, 2, 1);
+    assert_eq!(thread.sum(900_000_100), 10 + 100);
 }
 
 #[test]

@@ -17,6 +17,11 @@ use crate::image_id::ImageId;
 
 /// More of a thread's time is not kept: it would be of a period long gone.
 pub const MOST: u64 = 10_000_000_000;
+/// The account of a thread that runs is behind by no more. One that has run less than before is another's, which
+/// has the number of one that has ended.
+pub const TICK: u64 = 20_000_000;
+/// Threads whose account is kept.
+const MOST_THREADS: usize = 100_000;
 /// Threads whose account is read when sampling ends.
 const MOST_LAST: usize = 20_000;
 
@@ -34,7 +39,11 @@ impl Unsampled {
     /// Time passes up to this moment, without a wait that is sampled. `ran`: for how long the thread has run by
     /// now.
     fn pass(&mut self, until: u64, ran: u64) {
-        if let Some(before) = self.ran {
+        let is_another = |before: u64| {
+            let back = before.wrapping_sub(ran) & RAN;
+            (TICK..RAN / 2).contains(&back)
+        };
+        if let Some(before) = self.ran.filter(|before| !is_another(*before)) {
             let passed = until.saturating_sub(self.until);
             let off = passed.saturating_sub(run_between(before, ran));
             self.nanos = self.nanos.saturating_add(off).min(MOST);
@@ -80,6 +89,9 @@ impl Others {
     /// began. Returns how long the thread may have waited before its first one: for how much of that it has
     /// run is not known.
     pub fn begin(&mut self, thread: Key, pid: u32, began: u64, ran: u64, since: u64) -> u64 {
+        if self.threads.len() >= MOST_THREADS && !self.threads.contains_key(&thread) {
+            return 0;
+        }
         let new = Thread { pid, unsampled: Unsampled { until: since, ..Unsampled::default() } };
         let Thread { unsampled, .. } = self.threads.entry(thread).or_insert(new);
         let before = match unsampled.ran {
@@ -103,8 +115,8 @@ impl Others {
     }
 
     /// Divides the time of threads by their claims. Of those without any nothing is added: each of their waits
-    /// was sampled, or lost.
-    pub fn divide(&mut self, time: u64, to: &mut Aggregate) {
+    /// was sampled, or lost. `claims_later`: the stack of a wait of a thread is not known yet.
+    pub fn divide(&mut self, time: u64, to: &mut Aggregate, claims_later: impl Fn(&Key) -> bool) {
         let mut sums: HashMap<Key, u64> = HashMap::new();
         for (thread, claim) in self.claims.values() {
             let sum = sums.entry(*thread).or_default();
@@ -118,8 +130,8 @@ impl Others {
             let value = all * u128::from(claim) / u128::from(*sum).max(1);
             to.add_value(Kind::OffCpu, row, time, u64::try_from(value).unwrap_or(0));
         }
-        for key in sums.keys() {
-            if let Some(thread) = self.threads.get_mut(key) {
+        for (key, thread) in &mut self.threads {
+            if sums.contains_key(key) || !claims_later(key) {
                 thread.unsampled.nanos = 0;
             }
         }
