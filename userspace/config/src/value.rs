@@ -240,7 +240,11 @@ fn measured(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let at = text.find(|character: char| !character.is_ascii_digit())?;
     let number: u64 = text.get(..at)?.parse().ok()?;
     let unit = text.get(at..)?.trim();
-    let (_, size) = units.iter().find(|(name, _)| *name == unit)?;
+    // Of sizes, `KB` and `gib` are as clear.
+    let is_it = |name: &str| {
+        name == unit || name.len() > 1 && name.ends_with('B') && name.eq_ignore_ascii_case(unit)
+    };
+    let (_, size) = units.iter().find(|(name, _)| is_it(name))?;
     number.checked_mul(*size)
 }
 

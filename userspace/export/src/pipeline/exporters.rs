@@ -181,17 +181,20 @@ impl Exporters {
         self.own.clear();
         self.has_too_many = false;
         let until = Instant::now() + PATIENCE;
-        let mut before: HashMap<String, Sequences> = HashMap::new();
+        let mut before: HashMap<String, (Sequences, Option<FolderQueue>)> = HashMap::new();
         for old in self.exporters.drain(..) {
             // Its folder may be opened again.
             if let Some(unfinished) = old.unfinished {
                 unfinished.end(until);
             }
-            before.insert(old.exporter.name, old.sequences);
+            before.insert(old.exporter.name, (old.sequences, old.folder));
         }
         for exporter in exporters {
-            let sequences = before.remove(&exporter.name).unwrap_or_default();
-            let pending = self.pending(exporter, Whose::All);
+            let (sequences, folder) = before.remove(&exporter.name).unwrap_or_default();
+            let mut pending = self.pending(exporter, Whose::All);
+            if let (Some(new), Some(old)) = (&mut pending.folder, &folder) {
+                new.go_on_from(old);
+            }
             self.exporters.push(Pending { sequences, ..pending });
         }
     }

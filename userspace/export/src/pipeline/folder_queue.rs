@@ -18,6 +18,8 @@ pub struct FolderQueue {
     shown: Arc<Mutex<FileFigures>>,
     /// Profiles without room, because its disk did not answer.
     refused: u64,
+    /// Files that were written, and profiles that could not be, before it was configured anew.
+    before: (u64, u64),
 }
 
 impl FolderQueue {
@@ -40,7 +42,13 @@ impl FolderQueue {
             figures.trouble = folder.failure.as_ref().map(|failure| failure.reason.clone());
         };
         let disk = Disk::start(path, limit, surroundings, work)?;
-        Ok(Self { disk, shown, refused: 0 })
+        Ok(Self { disk, shown, refused: 0, before: (0, 0) })
+    }
+
+    /// Goes on counting where the one before it was.
+    pub fn go_on_from(&mut self, before: &Self) {
+        let FileFigures { written, failed, .. } = before.figures();
+        self.before = (written, failed);
     }
 
     /// A disk that is only slow makes room until then.
@@ -67,7 +75,9 @@ impl FolderQueue {
 
     pub fn figures(&self) -> FileFigures {
         let mut figures = self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        figures.failed = figures.failed.saturating_add(self.refused);
+        let (written, failed) = self.before;
+        figures.written = figures.written.saturating_add(written);
+        figures.failed = figures.failed.saturating_add(self.refused).saturating_add(failed);
         figures
     }
 }

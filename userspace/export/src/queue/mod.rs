@@ -128,6 +128,19 @@ impl Handle {
         let _ = self.commands.send(Command::Stop { within, sends });
     }
 
+    /// It has ended, and no exporter has its spool.
+    fn warn_of_left(&self, clock: Clock) {
+        let (left, plan) = (self.health(clock).spooled, self.plan());
+        if let (1.., Some(spool)) = (left, &plan.spool_dir) {
+            tracing::warn!(
+                exporter = plan.name,
+                "batches in {} that are not sent: {left}. This exporter is gone, or its spool is elsewhere \
+                 now; they are sent once it has this one again",
+                spool.display()
+            );
+        }
+    }
+
     /// Waits until it has ended, after a stop; not for a disk that does not answer.
     async fn ended(&self, within: Duration) {
         let task = unpoisoned(&self.task).take();
@@ -305,6 +318,7 @@ impl Queues {
         }
         for handle in &old {
             handle.ended(GRACE).await;
+            handle.warn_of_left(self.clock);
         }
         // Last, because an exporter may have the spool of one that just ended.
         let until = tokio::time::Instant::now() + PATIENCE;

@@ -45,7 +45,12 @@ impl Daemon {
         self.meet_newcomers();
         self.flush_all().await;
         self.log.change(&configuration.log_target.value, configuration.log_level.value)?;
-        self.reconfigure_pipeline(destinations.clone()).await?;
+        if let Err(error) = self.reconfigure_pipeline(destinations.clone()).await {
+            let before = &self.configuration;
+            // It was possible before.
+            _ = self.log.change(&before.log_target.value, before.log_level.value);
+            return Err(error);
+        }
         warn_of_orphans(destinations);
         for notice in notices {
             tracing::warn!("{notice}");
