@@ -86,8 +86,9 @@ fn bounds() -> String {
          become `other` and are counted (`strata_label_values_other_total`).\n\nShort-lived \
          commands: a process identified only by its executable's name belongs to the service \
          `short-lived` (`services.pool`) until that name has five samples in an hour \
-         (`services.pool_below`). A host has at most 500 services an hour (`services.most`); \
-         further ones are pooled too, including those named by their environment, but not those \
+         (`services.pool_below`); where waits are sampled, five seconds that its threads have waited \
+         are enough, too. A host has at most 500 services an hour (`services.most`), of them at most \
+         400 known by their executable's name only; further ones are pooled too, including those named by their environment, but not those \
          named by a rule. Pooled samples keep the labels `comm` and `process`; \
          `strata_profiles_pooled_total` and `strata_services_over_limit_total` count \
          them.\n\nProcesses that start and end between two flushes and have the same identity, \
