@@ -106,9 +106,11 @@ impl JitRanges {
         }
     }
 
-    /// The tags of names whose code begins and ends within these addresses.
-    pub fn tags_within(&self, start: u64, end: u64) -> impl Iterator<Item = u32> + '_ {
-        let within = self.ranges.range(start..end.max(start));
+    /// The tags of names whose code begins and ends within so many bytes; none where [`Self::insert`] would
+    /// refuse them, which takes what it walks over.
+    pub fn tags_within(&self, start: u64, size: u64) -> impl Iterator<Item = u32> + '_ {
+        let end = start.checked_add(size).filter(|_| size <= MAX_RANGE).unwrap_or(start);
+        let within = self.ranges.range(start..end);
         within
             .filter(move |(from, range)| range.end <= end && range.origin == **from)
             .map(|(_, range)| range.tag)

@@ -195,7 +195,9 @@ impl JitDump {
             return;
         };
         let name = bounded_text(until_nul(name)).into_owned();
-        self.let_go_of_lines(address, size);
+        if !name.is_empty() {
+            self.let_go_of_lines(address, size);
+        }
         let lines = self.waiting_lines.take().filter(|(described, _)| *described == address);
         let mut tag = 0;
         if let Some((_, lines)) = lines.filter(|(_, lines)| !lines.is_empty())
@@ -215,7 +217,7 @@ impl JitDump {
     fn let_go_of_lines(&mut self, start: u64, size: u64) {
         let (ranges, lines) = (&self.ranges, &mut self.lines);
         let at = ranges.find(start).filter(|found| found.origin == start);
-        let within = ranges.tags_within(start, start.saturating_add(size));
+        let within = ranges.tags_within(start, size);
         for tag in within.chain(at.map(|found| found.tag)) {
             if let Some(gone) = lines.remove(&tag) {
                 self.line_count = self.line_count.saturating_sub(gone.len());

@@ -122,6 +122,10 @@ fn code_that_is_replaced_again_and_again_leaves_room_for_lines() {
     dump.feed(&debug_info(0x1000, last)).unwrap();
     dump.feed(&load(0x1000, 0x400, "g")).unwrap();
     assert_eq!(dump.lookup(0x1010).unwrap().line, Some(9));
+    // No function is as large, so it replaces none.
+    let body = words(&[0, 0, 0, 1 << 62, 1]);
+    dump.feed(&record(0, &[body, b"all\0".to_vec()].concat())).unwrap();
+    assert_eq!(dump.lookup(0x1010).unwrap().line, Some(9));
 }
 
 #[test]

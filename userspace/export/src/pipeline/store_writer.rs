@@ -4,7 +4,7 @@ use std::mem::Discriminant;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use strata_kinds::Kinds;
+use strata_kinds::{Kind, Kinds};
 use strata_profile::Times;
 use strata_store::{Head, LateSymbol, Options, Store, StoreError};
 
@@ -167,7 +167,11 @@ impl StoreWriter {
         let now = self.now();
         let Some(store) = &mut self.store else {
             if self.plan.is_some() {
-                self.refused += parcel.outgoing.profile.kinds().iter().count() as u64;
+                let profile = &*parcel.outgoing.profile;
+                let has_some = |kind: &Kind| {
+                    profile.first_column_of(*kind).is_some_and(|column| profile.total(column) != 0)
+                };
+                self.refused += profile.kinds().iter().filter(has_some).count() as u64;
             }
             return;
         };
@@ -176,6 +180,10 @@ impl StoreWriter {
             // On a disk that is nearly full a small profile has room and the next has not.
             if self.failed.is_none_or(|failed| failed.elapsed() >= LASTING) {
                 self.trouble = None;
+                // A disk that fails again is news; a profile that is too large comes with every flush.
+                if self.failed.take().is_some() {
+                    self.warned = None;
+                }
             }
             return;
         }

@@ -123,12 +123,16 @@ impl Others {
             *sum = sum.saturating_add(*claim);
         }
         for (row, (key, claim)) in std::mem::take(&mut self.claims) {
-            let (Some(sum), Some(thread)) = (sums.get(&key), self.threads.get(&key)) else {
-                continue;
+            let Some(sum) = sums.get(&key) else { continue };
+            let value = match self.threads.get(&key) {
+                Some(thread) => {
+                    let all = u128::from(thread.unsampled.nanos);
+                    u64::try_from(all * u128::from(claim) / u128::from(*sum).max(1)).unwrap_or(0)
+                }
+                // Its account is not kept: by what its waits stand for the sum is right on average.
+                None => claim,
             };
-            let all = u128::from(thread.unsampled.nanos);
-            let value = all * u128::from(claim) / u128::from(*sum).max(1);
-            to.add_value(Kind::OffCpu, row, time, u64::try_from(value).unwrap_or(0));
+            to.add_value(Kind::OffCpu, row, time, value);
         }
         for (key, thread) in &mut self.threads {
             if sums.contains_key(key) || !claims_later(key) {
