@@ -344,8 +344,9 @@ fn programs_that_make_and_drop_methods_for_long_keep_their_names() -> Result<()>
     wait_until("they have made their methods", making + PATIENCE_OF_ONE, || {
         apps.iter().all(|app| app.printed().contains("ended made"))
     })?;
-    let losses = daemon.status()?["sampling"]["losses"].clone();
-    daemon.end()?;
+    let status = daemon.status()?;
+    let losses = status["sampling"]["losses"].clone();
+    let log = daemon.end()?.stderr;
     for ((version, service), app) in SERVICES.iter().zip(&apps) {
         let printed = app.printed();
         let last = printed.lines().find(|line| line.starts_with("ended made")).context("a line")?;
@@ -360,13 +361,21 @@ fn programs_that_make_and_drop_methods_for_long_keep_their_names() -> Result<()>
         let stacks = text_outputs::folded(&text)?;
         let frames = stacks.iter().flat_map(|stack| &stack.frames);
         let numbers: HashSet<u64> = frames.filter_map(|frame| number_of(frame)).collect();
-        // Of the last tenth.
-        let late = numbers.iter().filter(|number| **number >= made - made / 10).count();
-        println!(
-            "{version}: {made} methods, {} of them named, {late} of the last tenth; losses {losses}",
-            numbers.len()
-        );
-        wrongs.unless(late >= 5, || format!("{version}: {late} late methods are named"));
+        let mut tenths = [0; 10];
+        for number in &numbers {
+            let tenth = usize::try_from(number * 10 / made.max(1))?;
+            tenths[tenth.min(9)] += 1;
+        }
+        let [.., late] = tenths;
+        println!("{version}: {made} methods; named of each tenth {tenths:?}; losses {losses}");
+        wrongs.unless(late >= 5, || {
+            let unnamed: u64 = stacks
+                .iter()
+                .filter(|stack| stack.frames.iter().any(|frame| frame == "[jit]"))
+                .map(|stack| stack.count)
+                .sum();
+            format!("{version}: {late} late; {unnamed} with unnamed code\n{status:#}\n{log}")
+        });
     }
     let lost = losses["clr_records_lost"].as_u64().unwrap_or(0);
     wrongs.unless(lost == 0, || losses.to_string());

@@ -264,9 +264,13 @@ fn a_dotnet_program_whose_assembly_answers_after_seconds_delays_no_other_flush()
     let (mut daemon, collector) = daemon_sending(499)?;
     let sent = late_beside_bystander(&mut daemon, &collector)?;
     // The runtime knows the names of its methods; the file has no part in that.
-    let last = sent.last().context("its profiles")?.profile.stacks()?;
-    println!("late: {:.3} below its main method", last.share_with("Shares.Main"));
-    assert!(last.share_with("Shares.Main") > 0.9);
+    // Code that is compiled anew while its lines are read has new places, which have names, too.
+    let below: Vec<f64> = sent
+        .iter()
+        .map(|one| Ok(one.profile.stacks()?.share_with("Shares.Main")))
+        .collect::<Result<_>>()?;
+    println!("late: {below:.3?} below its main method");
+    assert!(below.iter().all(|share| *share > 0.9), "{below:.3?}");
     Ok(())
 }
 

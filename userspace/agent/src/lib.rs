@@ -12,6 +12,7 @@
 //! - [`frame`]: the frame that such an address becomes.
 //! - [`selection`]: which processes' samples are kept.
 //! - [`blocking_reader`]: work that may block, off the event loop.
+//! - [`processor_time`]: what a thread may spend.
 //! - [`host`]: the host's name.
 
 pub mod aggregate;
@@ -27,6 +28,7 @@ pub mod kernel;
 pub mod managed;
 mod proc_file;
 pub mod processes;
+pub mod processor_time;
 mod random;
 pub mod selection;
 pub mod tables;

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use strata_abi::record::End;
 use strata_agent::aggregate::{Aggregate, StackId};
@@ -13,9 +13,10 @@ use strata_agent::engine::Engine;
 use strata_agent::engine::loading::clean_path;
 use strata_agent::frame::NamedFrame;
 use strata_agent::image_id::ImageId;
-use strata_agent::managed::names::{Describer, Description, Limits};
+use strata_agent::managed::names::{Described, Describer, Description, Limits};
 use strata_agent::processes::credentials::Ancestor;
 use strata_agent::processes::mapped::FileId;
+use strata_agent::processor_time::TimeBudget;
 use strata_profile::FrameKind;
 use strata_sandbox::ProcessRef;
 
@@ -56,16 +57,19 @@ pub fn begin(symbolizer: &mut Symbolizer, engine: &Engine, aggregate: &Aggregate
     let unused = symbolizer.kernel_unused;
     symbolizer.kernel_unused = if uses_kernel { 0 } else { unused.saturating_add(1) };
     let mut tasks = Vec::new();
-    let until = Instant::now() + symbolizer.options.describing_all;
+    let mut describing = TimeBudget::new(symbolizer.options.describing_all);
     for (key, Wanted { mut places, weight, lines }) in wanted {
         let task = match key {
             TaskKey::Kernel => Some((Owner::Host, kernel_work(symbolizer, engine, &places))),
             TaskKey::File(file) => file_work(symbolizer, engine, file, &places, lines),
             TaskKey::Generated(image) => {
-                let left = until.saturating_duration_since(Instant::now());
-                let limits = symbolizer.options.describing;
-                let limits = Limits { time: limits.time.min(left), ..limits };
-                generated_work(symbolizer, engine, image, &mut places, limits)
+                let codes = describe(symbolizer, engine, image, &mut places, describing.left());
+                // Names take no file. The lines of these, and other compilers' symbols, are asked for when
+                // the task of an earlier flush has ended.
+                let is_under_way = symbolizer.under_way.contains_key(&key);
+                codes
+                    .filter(|_| !is_under_way)
+                    .map(|codes| generated_work(symbolizer, engine, image, codes))
             }
             TaskKey::Related(_) => None,
         };
@@ -215,7 +219,10 @@ fn wanted(
             continue;
         }
         match (key_of(place), place) {
-            (Some(key), _) if symbolizer.under_way.contains_key(&key) => {
+            (
+                Some(key),
+                CodeAddress::Kernel(_) | CodeAddress::Vdso(_) | CodeAddress::File { .. },
+            ) if symbolizer.under_way.contains_key(&key) => {
                 let mut symbol = provisional(place, is_bounded);
                 if let CodeAddress::File { file, .. } = place
                     && !symbolizer.symbols.contains(&place)
@@ -371,16 +378,27 @@ fn file_work(
     Some((owner, Work::File(work)))
 }
 
-fn generated_work(
+/// Code of one process, and what its runtime's bridge says of it.
+struct Codes {
+    pid: u32,
+    described: Vec<(GeneratedCode, Described)>,
+    others: Vec<GeneratedCode>,
+}
+
+/// Names code from the records of its runtime's bridge, within this time; places for which that is too
+/// little are left out.
+fn describe(
     symbolizer: &mut Symbolizer,
     engine: &Engine,
     image: ImageId,
     places: &mut Vec<CodeAddress>,
-    limits: Limits,
-) -> Option<(Owner, Work)> {
+    left: Duration,
+) -> Option<Codes> {
     let process = process_of(engine, image);
     let runtime = engine.managed.runtime_of(image);
     let signatures = symbolizer.options.signatures;
+    let limits = symbolizer.options.describing;
+    let limits = Limits { time: limits.time.min(left), ..limits };
     let mut describer = runtime
         .map(|runtime| Describer::new(runtime, &engine.managed.name_cache, signatures, limits));
     let mut modules = Modules::default();
@@ -417,6 +435,17 @@ fn generated_work(
              wait for the next flush"
         ));
     }
+    Some(Codes { pid, described, others })
+}
+
+fn generated_work(
+    symbolizer: &mut Symbolizer,
+    engine: &Engine,
+    image: ImageId,
+    codes: Codes,
+) -> (Owner, Work) {
+    let Codes { pid, described, others } = codes;
+    let process = process_of(engine, image);
     let dump = engine.table.jitdump_of(image).and_then(|file| engine.loading.open_file(file));
     let program = program_of(engine, image);
     let is_bounded = symbolizer.symbols.is_bounded();
@@ -439,7 +468,7 @@ fn generated_work(
         all_known: engine.managed.knows_all(image),
         merges_unnamed: is_bounded,
     };
-    Some((Owner::Process(pid), Work::Generated(Box::new(work))))
+    (Owner::Process(pid), Work::Generated(Box::new(work)))
 }
 
 /// The process of an image, if it is still there and still runs it.

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use strata_bridge_protocol::record::MethodKind;
 use strata_dotnet::names::{
@@ -24,6 +24,7 @@ use super::name_cache::{Inputs, NameCache, Types};
 use super::runtime::Runtime;
 use crate::frame::NamedFrame;
 use crate::hash::HashMap;
+use crate::processor_time::TimeBudget;
 
 /// Texts that an open name is made of; with longer ones it stays as it is.
 const MOST_OPEN: usize = 16 << 10;
@@ -89,6 +90,7 @@ impl Described {
 pub struct Limits {
     /// Bytes of names.
     pub bytes: usize,
+    /// Of the thread.
     pub time: Duration,
     /// Of one name.
     pub longest: usize,
@@ -111,7 +113,7 @@ pub struct Describer<'a> {
     signatures: bool,
     longest: usize,
     bytes_left: usize,
-    until: Instant,
+    time: TimeBudget,
     methods: HashMap<MethodIndex, Described>,
     /// Paths of modules.
     modules: HashMap<ModuleIndex, Arc<str>>,
@@ -130,7 +132,7 @@ impl<'a> Describer<'a> {
             signatures,
             longest: limits.longest,
             bytes_left: limits.bytes,
-            until: Instant::now() + limits.time,
+            time: TimeBudget::new(limits.time),
             methods: HashMap::default(),
             modules: HashMap::default(),
         }
@@ -145,7 +147,7 @@ impl<'a> Describer<'a> {
         let Some(method) = self.runtime.method_of(found.method) else {
             return Description::Nothing;
         };
-        if Instant::now() >= self.until {
+        if self.time.is_used_up() {
             return Description::Refused;
         }
         let Some(described) = self.method(found.method, method) else {

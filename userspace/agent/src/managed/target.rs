@@ -27,6 +27,7 @@ use super::stubs;
 use super::units::Units;
 use crate::image_id::ImageId;
 use crate::kernel::loader::Programs;
+use crate::processor_time::own_time;
 use crate::tables::store::Store;
 
 /// Attaching takes some milliseconds, or a second on a busy host. A runtime may delay it.
@@ -113,14 +114,6 @@ pub(super) struct Target {
     /// Its bridge reported something in the last turn.
     pub has_reported: bool,
     credit: Credit,
-}
-
-/// Processor time of this thread: on a busy host the load of others does not count.
-fn own_time() -> Duration {
-    let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a valid place for the result; the clock always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut used) };
-    Duration::new(used.tv_sec.unsigned_abs(), used.tv_nsec.unsigned_abs() as u32)
 }
 
 /// What the loop's thread spends on single processes. Its processor time is read for what takes long;

@@ -14,6 +14,7 @@ use strata_sandbox::capabilities;
 
 use super::iterator::{goes_over_targets, link, read_threads};
 use super::{Cost, Order, Report, Target};
+use crate::processor_time::own_time;
 use crate::random::Random;
 
 /// Runs as a reader, until strata has ended.
@@ -50,7 +51,7 @@ fn serve(mut socket: UnixStream, mut walker: Walker<'_>) -> io::Result<()> {
     // Of the last pass over targets, and what the pause after it is multiplied by: drawn once, because
     // drawn again with each order the pauses would be shorter.
     let (mut began, mut last_cost, mut factor) = (Instant::now(), Duration::ZERO, 1.0);
-    let mut used = cpu_time();
+    let mut used = own_time();
     loop {
         let until = match &order {
             Order { over_all: true, .. } => Some(Instant::now()),
@@ -77,12 +78,12 @@ fn serve(mut socket: UnixStream, mut walker: Walker<'_>) -> io::Result<()> {
             Some((targets, _)) => walker.walk(targets),
             None => 0,
         };
-        let before = std::mem::replace(&mut used, cpu_time());
-        let nanos = used.saturating_sub(before);
-        done += Cost { nanos, passes: 1, refused };
+        let before = std::mem::replace(&mut used, own_time());
+        let cost = used.saturating_sub(before);
+        done += Cost { nanos: cost.as_nanos() as u64, passes: 1, refused };
         if !is_over_all {
             // What one over all threads costs is the engine's to make up for.
-            (began, last_cost, factor) = (now, Duration::from_nanos(nanos), random.factor());
+            (began, last_cost, factor) = (now, cost, random.factor());
         }
         if is_over_all || now.duration_since(reported) >= REPORTS {
             report(&mut socket, number, &mut done)?;
@@ -151,14 +152,6 @@ fn keep_only_what_reading_needs() {
         false => CapabilitySet::SYS_ADMIN,
     });
     let _ = rustix::thread::set_no_new_privs(true);
-}
-
-/// Nanoseconds of a CPU that this thread has used.
-fn cpu_time() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a valid place for the result; the clock always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 #[cfg(test)]
