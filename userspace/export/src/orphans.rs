@@ -8,6 +8,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::spool;
+
 /// The most folders and files examined; a spool has far fewer.
 const MOST: usize = 100_000;
 /// The name prefix of spools of targets with a destination of their own.
@@ -37,7 +39,7 @@ impl fmt::Display for OrphanedSpool {
     }
 }
 
-/// The folders below `spools` that hold something and are none of `used`.
+/// The folders below `spools` that hold something, are none of `used`, and are no other strata's.
 pub fn find(spools: &Path, used: &HashSet<&Path>) -> Vec<OrphanedSpool> {
     let mut left = Vec::new();
     // It does not exist before the first batch.
@@ -48,6 +50,9 @@ pub fn find(spools: &Path, used: &HashSet<&Path>) -> Vec<OrphanedSpool> {
         // It will be used again when its target is sampled.
         let is_targets = folder.file_name().as_encoded_bytes().starts_with(OF_TARGETS.as_bytes());
         if !is_folder || is_targets || used.contains(path.as_path()) {
+            continue;
+        }
+        if spool::is_in_use(&path) {
             continue;
         }
         let mut leftover = OrphanedSpool { folder: path, files: 0, bytes: 0 };
@@ -109,5 +114,12 @@ mod tests {
         assert!(text.contains("2 batches") && text.contains("`gone`"), "{text}");
         assert!(text.contains(&format!("rm -r {}", gone.folder.display())), "{text}");
         assert!(find(&spools.path().join("nothing"), &used).is_empty());
+
+        let other = spool::Spool::open(&spools.path().join("gone"), 1 << 20).expect("it is free");
+        let batch = spools.path().join("gone/0000000000000003.batch");
+        fs::write(batch, [7; 7]).expect("it can be written");
+        assert_eq!(find(spools.path(), &used), [], "another strata sends it");
+        drop(other);
+        assert_eq!(find(spools.path(), &used).len(), 1);
     }
 }

@@ -113,8 +113,8 @@ const CAUSES: [Cause; 28] = [
     cause(
         "thread_passes_refused",
         "times threads were not walked: their reader failed, or too many earlier ones hang",
-        "stacks are mapped from file systems that do not answer",
-        "stacks are mapped from file systems that do not answer",
+        "a reader hangs where a stack is mapped from a file system that does not answer",
+        "the log has the error of a reader that failed; one hangs where a stack is mapped from a file system that does not answer",
     ),
     cause("threads_refused", "threads without wall-clock time: they were too many", "", ""),
     cause("malformed_records", "records refused: not in the sampler's format", "", ""),
@@ -233,6 +233,22 @@ pub fn explained(cause: &str) -> Option<String> {
     Some(format!("stacks {what}: {}", describe_end(end)))
 }
 
+/// As [`explained`], for behind this number.
+pub fn explained_for(cause: &str, count: u64) -> Option<String> {
+    let text = explained(cause)?;
+    Some(if count == 1 { with_first_word_singular(&text) } else { text })
+}
+
+fn with_first_word_singular(text: &str) -> String {
+    let (word, rest) = text.split_at(text.find(' ').unwrap_or(text.len()));
+    let singular = match word {
+        word if word.ends_with("sses") => word.strip_suffix("es"),
+        word if word.ends_with("ss") => None,
+        word => word.strip_suffix('s'),
+    };
+    format!("{}{rest}", singular.unwrap_or(word))
+}
+
 /// The remedy, where there is one.
 pub fn advice(cause: &str, running: Running) -> Option<&'static str> {
     if let Some(known) = known(cause) {
@@ -269,7 +285,11 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
     let mut losses = Vec::new();
     let mut add = |cause, count| {
         if count > 0 {
-            losses.push(Loss { cause, text: explained(cause).unwrap_or_default(), count });
+            losses.push(Loss {
+                cause,
+                text: explained_for(cause, count).unwrap_or_default(),
+                count,
+            });
         }
     };
     add("ring_full", engine.ring_full());
@@ -361,6 +381,16 @@ mod tests {
         assert!(advice(end, Running::Recording).is_some_and(|text| text.contains("--max-frames")));
         assert!(advice(end, Running::Daemon).is_some_and(|text| !text.contains("--")));
         assert_eq!(explained("of another version"), None);
+    }
+
+    #[test]
+    fn one_is_no_plural() {
+        let of = |count| explained_for("thread_passes_refused", count);
+        assert!(of(1).is_some_and(|text| text.starts_with("time threads were not walked")));
+        assert!(of(2).is_some_and(|text| text.starts_with("times threads were")));
+        let one = with_first_word_singular;
+        assert_eq!(one("process events lost"), "process events lost");
+        assert_eq!(one("addresses without a symbol"), "address without a symbol");
     }
 
     #[test]

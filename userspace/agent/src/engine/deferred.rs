@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use strata_abi::record::{
-    End, FLAG_KERNEL_CUT, FLAG_WAIT, FRAME_EXACT, Header, RAW_CODE_WORD, RAW_OTHER_WORD,
-    RAW_PC_WORD, RAW_REGISTERS_WORD,
+    End, FLAG_KERNEL_CUT, FLAG_THREAD, FLAG_WAIT, FRAME_EXACT, Header, RAW_CODE_WORD,
+    RAW_OTHER_WORD, RAW_PC_WORD, RAW_REGISTERS_WORD,
 };
 use strata_abi::rule::Packed;
 use strata_abi::tables::Extent;
@@ -36,6 +36,8 @@ struct Raw {
     code: strata_abi::epilogue::Code,
     /// Copies of stacks, each with the address of its first byte.
     stacks: [(u64, Box<[u8]>); 2],
+    /// Not thinned out by its process's rate.
+    is_kept: bool,
     goroutine: Option<LeftGoroutine>,
     /// Of an event of the CLR.
     event: Option<Box<Block>>,
@@ -147,7 +149,9 @@ impl Engine {
         } else {
             self.loading.need_at(&self.table, header.pid, pc);
         }
-        if !self.rates.takes(kind, image) {
+        // Elapsed time is never thinned out, and CPU samples are stacks of it too.
+        let is_kept = header.flags & FLAG_THREAD != 0 || self.rates.takes(kind, image);
+        if !is_kept && (self.wall.is_none() || kind != Kind::Cpu) {
             return;
         }
         let kernel: Box<[u64]> =
@@ -175,6 +179,7 @@ impl Engine {
             registers,
             code,
             stacks,
+            is_kept,
             goroutine: sample.left_goroutine(),
             event: clr_events::block_of(&sample).map(Box::new),
         };
@@ -361,7 +366,7 @@ impl Engine {
         let whose = (raw.image, raw.domain);
         let sample = whole(raw.kind, &raw.header, whose, words, space);
         let sample = aggregate::Sample { labels, weight, value, ..sample };
-        self.add_whole(&sample, &raw.header, true, true);
+        self.add_whole(&sample, &raw.header, raw.is_kept, true);
     }
 }
 
@@ -388,6 +393,7 @@ mod tests {
             registers: [0; 17],
             code: [0; 4],
             stacks: [(0, vec![0; bytes].into()), (0, Box::default())],
+            is_kept: true,
             goroutine: None,
             event: None,
         }

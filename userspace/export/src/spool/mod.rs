@@ -28,6 +28,7 @@ use crate::Batch;
 /// A file takes whole blocks.
 const BLOCK: u64 = 4096;
 
+const LOCK: &str = "lock";
 const WHOLE: &str = "batch";
 const HALF: &str = "new";
 
@@ -344,8 +345,14 @@ fn name_of(path: &Path) -> Option<(u64, bool)> {
     (path.file_name()?.to_str()? == same).then_some((number, is_whole))
 }
 
+/// Whether a strata that runs has opened the spool.
+pub(crate) fn is_in_use(directory: &Path) -> bool {
+    let lock = File::open(directory.join(LOCK));
+    lock.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
 fn lock(directory: &Path) -> Result<File, SpoolError> {
-    let path = directory.join("lock");
+    let path = directory.join(LOCK);
     let mut options = OpenOptions::new();
     let file = options.create(true).write(true).truncate(false).mode(0o600).open(&path);
     let file = file.map_err(SpoolError::io("open", &path))?;

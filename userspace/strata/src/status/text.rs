@@ -91,7 +91,7 @@ fn sampling(status: &Status, lines: &mut Vec<String>) {
         grouped(sampling.left_out)
     ));
     for (cause, count) in &sampling.losses {
-        let text = losses::explained(cause).unwrap_or_else(|| cause.clone());
+        let text = losses::explained_for(cause, *count).unwrap_or_else(|| cause.clone());
         let advice = losses::advice(cause, Running::Daemon);
         let advice = advice.map_or(String::new(), |advice| format!(": {advice}"));
         lines.push(format!("               missing: {} {text}{advice}", grouped(*count)));

@@ -49,7 +49,10 @@ impl Reader {
         let mut reports = Vec::new();
         loop {
             match self.socket.read(&mut bytes) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(0) => {
+                    let why = "the process that reads threads has ended";
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why));
+                }
                 Ok(length) => {
                     let (all, _) = bytes.get(..length).unwrap_or_default().as_chunks::<REPORT>();
                     reports.extend(all.iter().map(Report::of));
