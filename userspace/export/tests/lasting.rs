@@ -181,6 +181,28 @@ async fn a_exporter_that_disappears_keeps_its_spool_and_another_goes_on_undistur
 }
 
 #[tokio::test]
+async fn an_exporter_whose_spool_is_elsewhere_goes_on_counting() {
+    let (server, folder) = (Server::up().await, tempfile::tempdir().unwrap());
+    let mut plan = plan(&server.url(), folder.path());
+    let delivery = start(plan.clone(), Clock::faster(20)).await;
+    give(&delivery, &now(5, 3000));
+    let before = drained(&delivery).await;
+    server.act(|_, _| Act::Answer(503, Vec::new()));
+    give(&delivery, &now(2, 3000));
+    until(&delivery, |health| health.spooled == 2).await;
+    let elsewhere = tempfile::tempdir().unwrap();
+    plan.spool_dir = Some(elsewhere.path().to_owned());
+    delivery.reconfigure(vec![plan]).await.unwrap();
+    assert_eq!(batch_files(folder.path()).len(), 2, "what it had stays");
+    let health = delivery.health().remove(0);
+    assert_eq!((health.delivered, health.spooled), (before.delivered, 0));
+    assert!(health.retries > 0, "{health:?}");
+    server.act(|_, _| Act::Answer(200, Vec::new()));
+    give(&delivery, &now(1, 3000));
+    assert_eq!(drained(&delivery).await.delivered.batches, 6);
+}
+
+#[tokio::test]
 async fn another_address_holds_for_what_lies_in_the_spool() {
     let (down, server) = (Server::down().await, Server::up().await);
     let folder = tempfile::tempdir().unwrap();

@@ -81,7 +81,7 @@ pub struct Trouble {
     pub reason: String,
 }
 
-/// Since the exporter was started.
+/// Since an exporter of this name was started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExporterHealth {
     pub name: String,
@@ -111,4 +111,24 @@ pub struct ExporterHealth {
     pub failing_since: Option<SystemTime>,
     /// The spool's current error.
     pub spool_error: Option<Trouble>,
+}
+
+impl ExporterHealth {
+    /// An exporter of the same name has the spool `before` had elsewhere: its sums go on.
+    pub(crate) fn go_on_from(&mut self, before: Self) {
+        let Self { delivered, delivered_bytes, rejected_profiles, retries, drops, .. } = before;
+        let Self { last_success, last_error, last_refusal, .. } = before;
+        *self = Self {
+            delivered,
+            delivered_bytes,
+            rejected_profiles,
+            retries,
+            drops,
+            last_success,
+            last_error,
+            last_refusal,
+            name: std::mem::take(&mut self.name),
+            ..Self::default()
+        };
+    }
 }

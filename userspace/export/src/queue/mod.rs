@@ -164,7 +164,7 @@ impl Handle {
         let (waiting, oldest, dropped) = self.intake.figures();
         let mut health = unpoisoned(&self.figures).clone();
         health.queued = health.queued.saturating_add(waiting);
-        health.drops.memory_full = dropped;
+        health.drops.memory_full.add(dropped.batches, dropped.profiles);
         health.oldest = health.oldest.into_iter().chain(oldest).min();
         let lag = health.oldest.map_or(0, |oldest| clock.nanos().saturating_sub(oldest));
         health.lag = Duration::from_nanos(u64::try_from(lag).unwrap_or(0));
@@ -312,6 +312,16 @@ impl Queues {
             let (plan, login) = (Box::new(plan), Box::new(login));
             let _ = handle.commands.send(Command::Replan { plan, login });
         }
+        // One whose spool is elsewhere now goes on counting.
+        let go_on = || {
+            for (handle, _) in &begun {
+                let name = handle.plan().name;
+                if let Some(before) = old.iter().find(|before| before.plan().name == name) {
+                    unpoisoned(&handle.figures).go_on_from(before.health(self.clock));
+                }
+            }
+        };
+        go_on();
         *self.exporters.write().unwrap_or_else(PoisonError::into_inner) = exporters;
         for handle in &old {
             handle.stop(GRACE, false);
@@ -320,6 +330,7 @@ impl Queues {
             handle.ended(GRACE).await;
             handle.warn_of_left(self.clock);
         }
+        go_on();
         // Last, because an exporter may have the spool of one that just ended.
         let until = tokio::time::Instant::now() + PATIENCE;
         for (handle, beginning) in begun {

@@ -110,9 +110,10 @@ impl Worker {
         outside: Outside,
     ) -> Self {
         let Outside { clock, intake, commands, figures, disks } = outside;
+        let health = figures.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut worker = Self {
             pace: Pace::new(plan.concurrency, plan.waits).spaced(plan.spacing),
-            health: ExporterHealth { name: plan.name.clone(), ..ExporterHealth::default() },
+            health,
             plan,
             clock,
             intake,
