@@ -15,8 +15,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use strata_sandbox::waiting;
 
 use crate::proc_file;
 
@@ -35,6 +38,9 @@ pub struct Patience {
     /// processes cannot block the others'.
     pub of_one: usize,
 }
+
+/// A thread that waits for a processor is given up after so many times the limit.
+const MOST_SLOW: u32 = 20;
 
 /// The user of the process that a question is about.
 pub type Owner = u32;
@@ -85,6 +91,8 @@ pub struct BlockingReader<Q, A> {
 
 struct Shared<Q, A> {
     state: Mutex<State<Q, A>>,
+    /// The number of the last thread that had an answer, and one: it may wait for the lock.
+    has_answer: AtomicU64,
     asked: Condvar,
     answered: Condvar,
 }
@@ -191,6 +199,8 @@ struct State<Q, A> {
     waiting: Waiting<Q>,
     /// The question being worked on, its user, and since when.
     current: Option<(Ticket, Owner, Instant)>,
+    /// The active thread, in `/proc`.
+    thread: String,
     /// By abandoned thread: the user of its question.
     left_behind: HashMap<u64, Owner>,
     answers: Vec<(Ticket, Result<A, Missing>)>,
@@ -225,6 +235,7 @@ impl<Q: Send + 'static, A: Send + 'static> BlockingReader<Q, A> {
         let state = State {
             waiting: Waiting::default(),
             current: None,
+            thread: String::new(),
             left_behind: HashMap::new(),
             answers: Vec::new(),
             worker: 0,
@@ -239,6 +250,7 @@ impl<Q: Send + 'static, A: Send + 'static> BlockingReader<Q, A> {
             work: Arc::new(work),
             shared: Arc::new(Shared {
                 state: Mutex::new(state),
+                has_answer: AtomicU64::new(0),
                 asked: Condvar::new(),
                 answered: Condvar::new(),
             }),
@@ -308,6 +320,7 @@ impl<Q: Send + 'static, A: Send + 'static> BlockingReader<Q, A> {
     fn look_after(&mut self, state: &mut State<Q, A>) {
         if let Some((ticket, owner, since)) = state.current
             && since.elapsed() >= self.patience.limit
+            && !self.is_only_slow(state, since.elapsed())
         {
             state.current = None;
             let thread = state.worker;
@@ -330,6 +343,13 @@ impl<Q: Send + 'static, A: Send + 'static> BlockingReader<Q, A> {
             let refused = state.waiting.take_all();
             self.refuse(state, refused);
         }
+    }
+
+    /// On a busy host a thread may wait for a processor for longer than its work takes.
+    fn is_only_slow(&self, state: &State<Q, A>, elapsed: Duration) -> bool {
+        let has_answer = self.shared.has_answer.load(Ordering::Acquire) == state.worker + 1;
+        let may_be = elapsed < self.patience.limit * MOST_SLOW;
+        may_be && (has_answer || waiting::is_runnable(&state.thread))
     }
 
     fn refuse(&mut self, state: &mut State<Q, A>, refused: Vec<Ticket>) {
@@ -363,7 +383,11 @@ impl<Q, A> Drop for BlockingReader<Q, A> {
 
 /// The loop of a thread until it is abandoned.
 fn answer_all<Q, A>(shared: &Shared<Q, A>, work: &Work<Q, A>, number: u64) {
+    let thread = format!("self/task/{}", rustix::thread::gettid().as_raw_nonzero());
     let mut state = shared.lock();
+    if state.worker == number {
+        state.thread = thread;
+    }
     loop {
         if state.worker != number {
             state.stuck -= 1;
@@ -379,9 +403,13 @@ fn answer_all<Q, A>(shared: &Shared<Q, A>, work: &Work<Q, A>, number: u64) {
         };
         let since = Instant::now();
         state.current = Some((ticket, owner, since));
+        if shared.has_answer.load(Ordering::Relaxed) == number + 1 {
+            shared.has_answer.store(0, Ordering::Relaxed);
+        }
         drop(state);
         let answer = catch_unwind(AssertUnwindSafe(|| work(question)));
         let answer = answer.map_err(|_| Missing::GivenUp);
+        shared.has_answer.store(number + 1, Ordering::Release);
         state = shared.lock();
         if state.worker == number {
             state.current = None;
@@ -438,6 +466,21 @@ mod tests {
         }
         assert_eq!(aside.figures().stuck, 0);
         assert_eq!(aside.answers(), []);
+    }
+
+    #[test]
+    fn a_thread_that_computes_is_slow_and_does_not_hang() {
+        let patience = Patience { limit: Duration::from_millis(100), threads: 4, of_one: 2 };
+        let mut aside = BlockingReader::new("test-aside", patience, |most: Duration| {
+            let mut budget = crate::processor_time::TimeBudget::new(most);
+            while !budget.is_used_up() {
+                std::hint::spin_loop();
+            }
+        });
+        let slow = aside.ask(patience.limit * 3).expect("room");
+        aside.settle(LONG.limit);
+        assert_eq!(aside.answers(), [(slow, Ok(()))]);
+        assert_eq!(aside.figures(), Figures::default());
     }
 
     #[test]

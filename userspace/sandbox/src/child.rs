@@ -17,6 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use crate::channel::Channel;
 use crate::error::{ChildKind, Death};
 use crate::process_text::{Stat, status_bytes};
+use crate::waiting;
 
 /// How a child is started: which executable, and the arguments that make it an opener or a worker.
 #[derive(Debug, Clone)]
@@ -148,12 +149,21 @@ impl Child {
 
     /// Processor time and memory now, from `/proc`.
     pub fn current_usage(&self) -> io::Result<Usage> {
+        Ok(Usage { processor_time: self.processor_time()?, ..self.current_memory()? })
+    }
+
+    /// Processor time used so far.
+    pub fn processor_time(&self) -> io::Result<Duration> {
         let stat = std::fs::read(format!("/proc/{}/stat", self.pid()))?;
         let field = |number| Stat::parse(&stat)?.number(number);
         let ticks = rustix::param::clock_ticks_per_second().max(1);
         let used = field(14).unwrap_or(0).saturating_add(field(15).unwrap_or(0));
-        let processor_time = Duration::from_millis(used.saturating_mul(1000) / ticks);
-        Ok(Usage { processor_time, ..self.current_memory()? })
+        Ok(Duration::from_millis(used.saturating_mul(1000) / ticks))
+    }
+
+    /// Whether it runs, or waits for a processor and nothing else.
+    pub fn is_runnable(&self) -> bool {
+        waiting::is_runnable(&self.pid().to_string())
     }
 
     /// Memory now.

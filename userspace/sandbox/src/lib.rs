@@ -14,7 +14,7 @@
 //! between the processes; [`opener`], and [`opening`] with its shared functions; [`worker`],
 //! [`sandbox`], [`jobs`], [`living_thread`], [`target_file`], [`facts`], [`symbols`], [`managed`], [`related`];
 //! [`service`] with [`request`], [`answer`], [`cache`] and [`child`]; [`capabilities`], which helpers
-//! keep; [`error`].
+//! keep; [`waiting`], who is slow and does not hang; [`error`].
 //!
 //! The executable calls [`run_opener`] and [`run_worker`] when it is started with the arguments of
 //! [`ChildCommand`], before it opens anything or starts a thread.
@@ -43,6 +43,7 @@ mod service;
 mod symbols;
 mod target_file;
 mod texts;
+pub mod waiting;
 mod wire;
 mod worker;
 

@@ -468,6 +468,10 @@ impl Engine {
             }
             self.turn();
         }
+        // Nothing is sampled any more, so that it ends, unless a sampler could not be stopped.
+        while self.turn.has_more && stopped.elapsed() < patience * 3 {
+            self.turn();
+        }
         self.settle_pending(true);
         self.take_all_snapshots();
         if self.wall.is_some() {

@@ -68,6 +68,11 @@ impl Repairs {
 
     /// From now on a process's mapping events are skipped: it is read when that ends.
     pub fn was_muted(&mut self, pid: u32) {
+        self.read_later(pid);
+    }
+
+    /// A process is read after a while.
+    fn read_later(&mut self, pid: u32) {
         if self.suspects.len() < MOST_SUSPECTS || self.suspects.contains_key(&pid) {
             let read = Some(Instant::now());
             self.suspects.insert(pid, Suspect { stacks: SUSPICIOUS, read });
@@ -130,8 +135,11 @@ impl Engine {
                     self.ended(pid);
                 }
                 Repair::Again { pid } => {
-                    self.processes.scanner.ask_repair(&self.table, pid);
+                    if !self.processes.scanner.ask_repair(&self.table, pid) {
+                        self.processes.repairs.read_later(pid);
+                    }
                 }
+                Repair::Later { pid } => self.processes.repairs.read_later(pid),
             }
         }
     }

@@ -72,6 +72,8 @@ pub struct Refusal {
     pub writes_perf_map: bool,
     /// No thread was free to attach, because others hang: it is tried again.
     pub is_passing: bool,
+    /// It did not answer in time, as on a busy host: it is tried a few times more.
+    pub is_slow: bool,
 }
 
 /// A process that waits to be attached to.
@@ -195,7 +197,8 @@ impl Bridges {
             self.running.insert(image, owner);
             if let Err(error) = std::thread::Builder::new().name("attach".into()).spawn(reach) {
                 let why = format!("no thread to attach with: {error}");
-                let outcome = Err(Refusal { why, writes_perf_map: false, is_passing: true });
+                let outcome =
+                    Err(Refusal { why, writes_perf_map: false, is_passing: true, is_slow: false });
                 let _ =
                     self.sender.send(Arrival { pid, image, attach, outcome, is_withdrawn: false });
             }
@@ -239,6 +242,7 @@ fn reach(pid: u32, attach: bool) -> Result<Bridge, AttachError> {
                     lag: Lag::Behind,
                     since: Instant::now(),
                     is_at_end: false,
+                    has_more: false,
                     probe: None,
                 });
             }
@@ -267,6 +271,14 @@ fn instead(pid: u32, may_write: bool, error: &AttachError) -> Refusal {
             // While other processes of its user hang.
             | AttachError::Load(LoadError::Socket(SocketError::NotLooked))
     );
+    // A recording has no time for that.
+    let is_slow = !may_write
+        && (error.may_pass()
+            || matches!(
+                error,
+                AttachError::Stuck(Stuck::TimedOut(_))
+                    | AttachError::Session(SessionError::Stuck(Stuck::TimedOut(_)))
+            ));
     let is_known =
         !hangs && !is_passing && !matches!(error, AttachError::NotClr | AttachError::Target(_));
     let process = if is_known { strata_clr::discover(pid).ok().flatten() } else { None };
@@ -287,7 +299,7 @@ fn instead(pid: u32, may_write: bool, error: &AttachError) -> Refusal {
         false if is_switched_off => ", or with DOTNET_PerfMapEnabled=1 for names alone",
         false => "",
     };
-    Refusal { why: format!("{error}{more}"), writes_perf_map, is_passing }
+    Refusal { why: format!("{error}{more}"), writes_perf_map, is_passing, is_slow }
 }
 
 /// Asks a runtime to stop writing its perf map.
@@ -369,6 +381,8 @@ pub struct Bridge {
     since: Instant,
     /// The last reading has left nothing in the log.
     is_at_end: bool,
+    /// It ended because there was no time for more.
+    has_more: bool,
     /// Where it reports events; removed after it.
     probe: Option<Probe>,
 }
@@ -390,6 +404,7 @@ impl Bridge {
 
     /// Reads at least once; the rest is read at the next turn.
     fn read(&mut self, until: Instant, take: &mut Take<'_>) -> bool {
+        self.has_more = false;
         let mut taking = Taking { take, lag: &mut self.lag };
         for _ in 0..READS {
             let read = match self.session.read(Budget::default(), &mut taking) {
@@ -411,6 +426,7 @@ impl Bridge {
                 break;
             }
         }
+        self.has_more = true;
         true
     }
 
@@ -428,6 +444,11 @@ impl Bridge {
     /// How long ago it was reached.
     pub fn age(&self) -> Duration {
         self.since.elapsed()
+    }
+
+    /// Whether reading ended last because there was no time for more.
+    pub fn has_more(&self) -> bool {
+        self.has_more
     }
 
     /// Whether all was read that had been written when reading began last.

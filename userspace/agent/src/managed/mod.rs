@@ -54,6 +54,7 @@ use crate::aggregate::Aggregate;
 use crate::code_address::CodeAddress;
 use crate::image_id::ImageId;
 use crate::kernel::loader::Programs;
+use crate::processor_time::TimeBudget;
 use crate::tables::store::Store;
 use bridge::{Bridges, Refusal};
 use code_reader::CodeReader;
@@ -562,9 +563,9 @@ impl Managed {
     pub fn ask_last(&mut self, aggregate: &Aggregate) {
         self.ask_about_new_places(aggregate);
         self.places_seen = 0;
-        let until = Instant::now() + ALL_TOGETHER;
+        let mut budget = TimeBudget::new(ALL_TOGETHER);
         for target in self.targets.values_mut() {
-            target.take_in(&mut self.maps_reader, until);
+            target.take_in_for(&mut self.maps_reader, budget.left());
             target.look_at_stubs(&mut self.code_reader);
             target.flushed_addresses = target.sampled.len();
             target.flushed_era = target.runtime.code.eras.now();

@@ -12,6 +12,8 @@ use crate::image_id::ImageId;
 
 /// How often a process that another strata left is attached to again.
 const MOST_FREED: u32 = 10;
+/// How often a process is attached to that does not answer in time.
+const MOST_SLOW_TRIES: u32 = 3;
 
 impl Managed {
     /// A process that is recorded turns out to be a .NET process.
@@ -60,7 +62,7 @@ impl Managed {
             if matches!(target.state, State::Attaching) {
                 self.bridges.withdraw(*image);
             }
-            target.take_in(&mut self.maps_reader, Instant::now() + LAST_WORDS);
+            target.take_in_for(&mut self.maps_reader, LAST_WORDS);
             target.keep_last_snapshots(Which::All);
             if let State::Attached(bridge) = std::mem::replace(&mut target.state, State::Ended) {
                 leaving.push(*bridge);
@@ -100,7 +102,7 @@ impl Managed {
         if let Some(image) = self.current.remove(&pid)
             && let Some(target) = self.targets.get_mut(&image)
         {
-            target.take_in(&mut self.maps_reader, Instant::now() + LAST_WORDS);
+            target.take_in_for(&mut self.maps_reader, LAST_WORDS);
             target.keep_last_objects();
             target.keep_last_snapshots(Which::OfEnded);
             target.state = State::Ended;
@@ -161,7 +163,9 @@ impl Managed {
                     }
                     State::Attached(bridge)
                 }
-                Err(refusal) if refusal.is_passing => {
+                Err(refusal)
+                    if refusal.is_passing || refusal.is_slow && target.tries < MOST_SLOW_TRIES =>
+                {
                     let why = &refusal.why;
                     match target.tries {
                         0 => tracing::info!(pid, why, "no bridge in a .NET process yet"),

@@ -126,7 +126,7 @@ impl Managed {
     pub fn snapshots_of(&mut self, image: ImageId, which: Which) -> Vec<EventRecord> {
         let Some(target) = self.targets.get_mut(&image) else { return Vec::new() };
         if which == Which::OfEnded {
-            target.take_in(&mut self.maps_reader, Instant::now() + LAST_WORDS);
+            target.take_in_for(&mut self.maps_reader, LAST_WORDS);
         }
         let taken = &mut target.snapshots;
         if let State::Attached(bridge) = &mut target.state {

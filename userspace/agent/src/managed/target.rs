@@ -27,7 +27,7 @@ use super::stubs;
 use super::units::Units;
 use crate::image_id::ImageId;
 use crate::kernel::loader::Programs;
-use crate::processor_time::own_time;
+use crate::processor_time::{TimeBudget, own_time};
 use crate::tables::store::Store;
 
 /// Attaching takes some milliseconds, or a second on a busy host. A runtime may delay it.
@@ -376,6 +376,18 @@ impl Target {
         changed
     }
 
+    /// Reads the bridge's records since the last call, for so much of this thread's time.
+    pub fn take_in_for(&mut self, maps_reader: &mut MapsReader, time: Duration) {
+        let mut budget = TimeBudget::new(time);
+        loop {
+            self.take_in(maps_reader, Instant::now() + budget.left());
+            let has_more = matches!(&self.state, State::Attached(bridge) if bridge.has_more());
+            if !has_more || budget.is_used_up() {
+                return;
+            }
+        }
+    }
+
     /// Reads the bridge's records since the last call, until this time.
     pub fn take_in(&mut self, maps_reader: &mut MapsReader, until: Instant) {
         let State::Attached(bridge) = &mut self.state else { return };
@@ -587,7 +599,12 @@ mod tests {
         assert!(!target.is_expected);
         assert!(target.look_whether_expected() && target.is_expected);
         assert!(!target.look_whether_expected() && target.is_expected, "nothing has changed");
-        let refusal = Refusal { why: String::new(), writes_perf_map: false, is_passing: false };
+        let refusal = Refusal {
+            why: String::new(),
+            writes_perf_map: false,
+            is_passing: false,
+            is_slow: false,
+        };
         target.state = State::Refused(refusal);
         assert!(target.look_whether_expected() && !target.is_expected);
     }

@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::time::{Duration, Instant};
 
 use super::table::{Change, Existing, Mapping, ProcessTable, Threads};
-use crate::blocking_reader::{BlockingReader, Patience, Ticket, owner_of};
+use crate::blocking_reader::{BlockingReader, Missing, Patience, Ticket, owner_of};
 use crate::image_id::ImageId;
 use crate::kernel::perf_record::MappedInode;
 use strata_sandbox::{living_thread, process_text};
@@ -55,6 +55,10 @@ pub enum Repair {
     },
     /// Its program or mappings changed while it was read.
     Again {
+        pid: u32,
+    },
+    /// Others hang: it was not read.
+    Later {
         pid: u32,
     },
 }
@@ -114,7 +118,14 @@ impl Scanner {
         let mut repairs = Vec::new();
         for (ticket, found) in self.repairs.answers() {
             let Some(Suspect { pid, image, epoch }) = self.asked.remove(&ticket) else { continue };
-            let Ok(found) = found else { continue };
+            let found = match found {
+                Ok(found) => found,
+                Err(Missing::GivenUp) => continue,
+                Err(Missing::Refused) => {
+                    repairs.push(Repair::Later { pid });
+                    continue;
+                }
+            };
             let Some(process) = table.get(pid) else { continue };
             if process.image != image || process.space.epoch != epoch {
                 repairs.push(Repair::Again { pid });

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use strata_bridge_protocol::layout::MAX_SEGMENTS;
 use strata_bridge_protocol::reader::file;
+use strata_sandbox::waiting;
 
 use super::memory_files;
 use crate::mappings::{Mappings, SharedMapping};
@@ -50,7 +51,7 @@ pub struct Look {
 impl Look {
     /// Runs the look and carries its results back. May hang for as long as the process chooses.
     pub fn look(self) {
-        let start = Instant::now();
+        let (start, waited) = (Instant::now(), waiting::for_a_processor(waiting::OWN));
         // Gone by exec, or because the process unmapped it.
         let name = format!("map_files/{:x}-{:x}", self.main.start, self.main.end);
         let is_gone = |name: &str| matches!(self.target.read_link(name), Err(TargetError::Gone(_)));
@@ -61,8 +62,11 @@ impl Look {
                 Ok(mappings) => Segments::open(&self.target, &mappings, &known),
                 Err(_) => Segments { files: Vec::new(), seen: known },
             });
+        // On a busy host this thread is what is slow.
+        let waited = waiting::for_a_processor(waiting::OWN).saturating_sub(waited);
+        let took = start.elapsed().saturating_sub(waited);
         // Ignored by a session that ended meanwhile.
-        let _ = self.home.send((Found { is_mapped, segments }, start.elapsed()));
+        let _ = self.home.send((Found { is_mapped, segments }, took));
     }
 }
 
@@ -193,7 +197,6 @@ impl Looking {
             rest = rest.max(self.rest);
             self.rest = (self.rest * 2).min(LONGEST_REST);
         } else {
-            // A busy machine makes some looks slow, in weeks.
             self.rest = (self.rest / 2).max(SHORTEST_REST);
         }
         self.rests_until = now + rest.min(LONGEST_REST);

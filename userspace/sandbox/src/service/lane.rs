@@ -27,6 +27,8 @@ const MAX_IN_FLIGHT_SLOW: usize = 2;
 const HOPELESS_AFTER: u32 = 3;
 /// How long a hopeless opener is not started again.
 const HOPELESS_PAUSE: Duration = Duration::from_secs(1);
+/// An opener that waits for a processor has so many times its limit.
+const MOST_STARVED: u32 = 6;
 const MAX_REPLY: usize = 256;
 
 #[derive(Debug)]
@@ -76,6 +78,23 @@ struct Running {
     in_flight: VecDeque<PendingOpen>,
     /// Since when the first request in flight (or, with none, nothing) is being worked on.
     since: Instant,
+    /// Not late until then: it waits for a processor.
+    grace: Instant,
+}
+
+impl Running {
+    /// Whether the first request has no answer within its time. On a busy host that takes longer.
+    fn is_late(&mut self, timeout: Duration, now: Instant) -> bool {
+        let spent = now.saturating_duration_since(self.since);
+        if self.in_flight.is_empty() || spent < timeout || now < self.grace {
+            return false;
+        }
+        if spent < timeout * MOST_STARVED && self.child.is_runnable() {
+            self.grace = now + timeout / 10;
+            return false;
+        }
+        true
+    }
 }
 
 impl OpenerLane {
@@ -180,10 +199,8 @@ impl OpenerLane {
     }
 
     fn kill_late(&mut self, now: Instant, shared: &mut Shared, outcomes: &mut Vec<Outcome>) {
-        let late = self.running.as_ref().is_some_and(|running| {
-            !running.in_flight.is_empty()
-                && now.saturating_duration_since(running.since) >= self.timeout
-        });
+        let timeout = self.timeout;
+        let late = self.running.as_mut().is_some_and(|running| running.is_late(timeout, now));
         if late && let Some(mut running) = self.running.take() {
             let culprit = running.in_flight.pop_front();
             // The same process is likely to hang the next opener too: others go first.
@@ -312,8 +329,8 @@ impl OpenerLane {
         arguments.push(lane.argument().into());
         match shared.start_child(self.kind, &arguments) {
             Ok((child, channel)) => {
-                self.running =
-                    Some(Running { child, channel, in_flight: VecDeque::new(), since: now });
+                let in_flight = VecDeque::new();
+                self.running = Some(Running { child, channel, in_flight, since: now, grace: now });
                 None
             }
             Err(error) => Some(FileError::Spawn(self.kind, error.to_string())),
@@ -323,7 +340,7 @@ impl OpenerLane {
     pub fn next_deadline(&self, shared: &Shared) -> Option<Instant> {
         let running = self.running.as_ref()?;
         let limit = if running.in_flight.is_empty() { shared.config.idle } else { self.timeout };
-        running.since.checked_add(limit)
+        running.since.checked_add(limit).map(|due| due.max(running.grace))
     }
 }
 

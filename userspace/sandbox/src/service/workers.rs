@@ -17,6 +17,8 @@ use crate::worker::MAX_INLINE;
 
 /// A second worker is started when the first has been busy with one file for this long.
 const HELP_AFTER: Duration = Duration::from_millis(250);
+/// A worker that waits for a processor has so many times the limit of its job.
+const MOST_STARVED: u32 = 6;
 /// How long a dead worker's exit status is waited for.
 const VERDICT_WITHIN: Duration = Duration::from_millis(500);
 /// A worker's error message is truncated to this.
@@ -48,6 +50,27 @@ struct Worker {
     exchange: OwnedFd,
     job: Option<PendingJob>,
     since: Instant,
+    /// The processor time that it had used then.
+    used: Duration,
+    /// Not late until then: it waits for a processor.
+    grace: Instant,
+}
+
+impl Worker {
+    /// Whether it has spent the time of a job without an answer. On a busy host that takes longer.
+    fn is_late(&mut self, timeout: Duration, now: Instant) -> bool {
+        let spent = now.saturating_duration_since(self.since);
+        if spent < timeout || now < self.grace {
+            return false;
+        }
+        let used = self.child.processor_time().unwrap_or(spent).saturating_sub(self.used);
+        let may_wait = spent < timeout * MOST_STARVED && used < timeout / 5 * 4;
+        if may_wait && self.child.is_runnable() {
+            self.grace = now + timeout / 10;
+            return false;
+        }
+        true
+    }
 }
 
 #[derive(Debug, Default)]
@@ -127,7 +150,9 @@ impl WorkerPool {
         match worker.channel.receive(&mut buffer, false, Wait::DontWait) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let spent = now.saturating_duration_since(worker.since);
-                match worker.job.take_if(|job| spent >= job.timeout) {
+                let timeout = worker.job.as_ref().map(|job| job.timeout);
+                let is_late = timeout.is_some_and(|timeout| worker.is_late(timeout, now));
+                match worker.job.take_if(|_| is_late) {
                     Some(job) => {
                         shared.graveyard.kill(worker.child);
                         outcomes.push((job, Err(FileError::TimedOut(ChildKind::Worker))));
@@ -252,6 +277,7 @@ impl WorkerPool {
             match give(worker, &job) {
                 Ok(()) => {
                     worker.since = now;
+                    worker.used = worker.child.processor_time().unwrap_or_default();
                     worker.job = Some(job);
                 }
                 Err(error) => {
@@ -301,7 +327,9 @@ impl WorkerPool {
         });
         match hello {
             Ok(exchange) => {
-                self.workers.push(Worker { child, channel, exchange, job: None, since: now });
+                let (since, grace, used) = (now, now, Duration::ZERO);
+                let job = None;
+                self.workers.push(Worker { child, channel, exchange, job, since, used, grace });
                 Ok(self.workers.len() - 1)
             }
             Err(error) => {
@@ -314,7 +342,7 @@ impl WorkerPool {
     pub fn next_deadline(&self, shared: &Shared) -> Option<Instant> {
         let of_workers = self.workers.iter().map(|worker| {
             let limit = worker.job.as_ref().map_or(shared.config.idle, |job| job.timeout);
-            worker.since.checked_add(limit)
+            worker.since.checked_add(limit).map(|due| due.max(worker.grace))
         });
         let of_dying = self.dying.iter().map(|(_, _, since)| since.checked_add(VERDICT_WITHIN));
         let help = if self.workers.len() < shared.config.workers && self.has_next(shared) {
