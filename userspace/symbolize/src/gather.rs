@@ -51,6 +51,7 @@ struct Wanted {
 
 pub fn begin(symbolizer: &mut Symbolizer, engine: &Engine, aggregate: &Aggregate) {
     let mut wanted = wanted(symbolizer, engine, aggregate);
+    let earlier = earlier(symbolizer, aggregate);
     let not_awaited = ask_again(symbolizer, engine, &mut wanted);
     let uses_kernel =
         aggregate.code_addresses().any(|place| matches!(place, CodeAddress::Kernel(_)));
@@ -97,11 +98,32 @@ pub fn begin(symbolizer: &mut Symbolizer, engine: &Engine, aggregate: &Aggregate
         ends: Instant::now() + symbolizer.options.patience,
         tasks: tasks.len(),
         awaited,
+        earlier,
         related,
     });
     for key in symbolizer.pool.submit(tasks) {
         symbolizer.done(key);
     }
+}
+
+/// Places of an aggregate that tasks of earlier flushes are about.
+fn earlier(
+    symbolizer: &Symbolizer,
+    aggregate: &Aggregate,
+) -> HashMap<TaskKey, HashSet<CodeAddress>> {
+    let mut earlier: HashMap<TaskKey, HashSet<CodeAddress>> = HashMap::new();
+    if symbolizer.under_way.is_empty() {
+        return earlier;
+    }
+    let places: HashSet<CodeAddress> = aggregate.code_addresses().collect();
+    for (key, of_task) in &symbolizer.under_way {
+        let here: HashSet<CodeAddress> =
+            of_task.iter().copied().filter(|place| places.contains(place)).collect();
+        if !here.is_empty() {
+            earlier.insert(*key, here);
+        }
+    }
+    earlier
 }
 
 fn images_of(work: &RelatedWork) -> HashSet<ImageId> {

@@ -35,14 +35,14 @@ pub struct Limits {
     /// An owner whose task took so long begins on slow threads for a while. More than [`Self::fast`]:
     /// on a busy machine every task takes longer, and slow threads are where hostile files wait.
     pub slow_owner: Duration,
+    /// Tasks of one owner that wait for a slow thread.
+    pub waiting: usize,
 }
 
 /// Threads that take new tasks.
 const FAST: usize = 2;
 /// Threads whose task turned out slow.
 const MOST_SLOW: usize = 4;
-/// Tasks of one owner that wait for a slow thread.
-const MOST_WAITING: usize = 64;
 /// How long an owner that was slow begins on slow threads; doubled each time.
 const SLOW_FOR: Duration = Duration::from_secs(60);
 const SLOW_FOR_MOST: Duration = Duration::from_secs(960);
@@ -117,7 +117,7 @@ impl Pool {
             let is_slow = state.known_slow.get(&task.owner).is_some_and(|slow| slow.until > now);
             if is_slow {
                 let key = task.key;
-                if !state.wait_for_slow(task) {
+                if !state.wait_for_slow(task, self.shared.limits.waiting) {
                     refused.push(key);
                 }
             } else {
@@ -154,10 +154,10 @@ impl Drop for Pool {
 
 impl State {
     /// False when its owner has enough tasks waiting.
-    fn wait_for_slow(&mut self, task: Task) -> bool {
+    fn wait_for_slow(&mut self, task: Task, most: usize) -> bool {
         let owner = task.owner;
         let waiting = self.slow.entry(owner).or_default();
-        if waiting.len() >= MOST_WAITING {
+        if waiting.len() >= most {
             return false;
         }
         waiting.push_back(task);
@@ -260,7 +260,7 @@ impl Shared {
                 let used = state.used.get(&owner).copied().unwrap_or_default();
                 if owner != Owner::Host && used > self.limits.share {
                     let key = task.key;
-                    let waits = state.wait_for_slow(task);
+                    let waits = state.wait_for_slow(task, self.limits.waiting);
                     self.start_threads(&mut state);
                     drop(state);
                     if !waits {
@@ -322,7 +322,7 @@ impl Shared {
             let symbols = std::mem::take(&mut outcome.symbols);
             let key = task.key;
             task.work.take_back(outcome);
-            let waits = state.wait_for_slow(task);
+            let waits = state.wait_for_slow(task, self.limits.waiting);
             self.start_threads(&mut state);
             drop(state);
             self.report(Report::Some(symbols));
@@ -406,6 +406,8 @@ impl Ask for Running {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MOST_WAITING: usize = 64;
     use crate::task::{KernelWork, Work};
 
     const LIMITS: Limits = Limits {
@@ -413,6 +415,7 @@ mod tests {
         slow: Duration::from_secs(60),
         share: Duration::from_secs(60),
         slow_owner: Duration::from_secs(60),
+        waiting: MOST_WAITING,
     };
     const SLOW: Owner = Owner::Process(1);
     const OTHER: Owner = Owner::Process(2);
@@ -461,7 +464,7 @@ mod tests {
     fn an_owner_has_one_slow_thread_and_owners_take_turns() {
         let mut state = State::default();
         for task in tasks(SLOW, 10..13).into_iter().chain(tasks(OTHER, 20..22)) {
-            assert!(state.wait_for_slow(task));
+            assert!(state.wait_for_slow(task, usize::MAX));
         }
         assert_eq!([next(&mut state), next(&mut state)], [Some(10), Some(20)]);
         assert_eq!(next(&mut state), None, "both have a thread");

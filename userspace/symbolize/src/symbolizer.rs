@@ -54,6 +54,7 @@ impl Options {
             slow: Duration::from_secs(15),
             share: Duration::from_secs(1),
             slow_owner: Duration::from_secs(4),
+            waiting: 64,
         };
         // Most of a period: only the profiles that still lack symbols wait for it.
         Self {
@@ -77,6 +78,8 @@ impl Options {
             slow: Duration::from_secs(60),
             share: Duration::from_secs(10),
             slow_owner: Duration::from_secs(10),
+            // There is no other flush.
+            waiting: usize::MAX,
         };
         Self {
             most: usize::MAX,
@@ -102,6 +105,8 @@ pub(crate) struct Flush {
     pub(crate) tasks: usize,
     /// Tasks that may still give symbols.
     pub(crate) awaited: HashSet<TaskKey>,
+    /// Tasks of earlier flushes, with the places of this one that they are about.
+    pub(crate) earlier: HashMap<TaskKey, HashSet<CodeAddress>>,
     /// Processes that tasks about related methods are about.
     pub(crate) related: HashMap<TaskKey, HashSet<ImageId>>,
 }
@@ -230,6 +235,7 @@ impl Symbolizer {
         }
         if let Some(flush) = &mut self.flush {
             flush.awaited.remove(&key);
+            flush.earlier.remove(&key);
             flush.related.remove(&key);
         }
     }
@@ -272,9 +278,9 @@ impl Symbolizer {
 
     /// Nothing is awaited any more, or its deadline has passed.
     pub fn is_settled(&self) -> bool {
-        self.flush
-            .as_ref()
-            .is_none_or(|flush| flush.awaited.is_empty() || Instant::now() >= flush.ends)
+        self.flush.as_ref().is_none_or(|flush| {
+            flush.awaited.is_empty() && flush.earlier.is_empty() || Instant::now() >= flush.ends
+        })
     }
 
     /// When the flush is settled in any case.
@@ -292,7 +298,10 @@ impl Symbolizer {
     /// Whether a place may still get a better symbol in this flush.
     pub fn awaits(&self, place: CodeAddress) -> bool {
         let Some(flush) = &self.flush else { return false };
-        crate::gather::key_of(place).is_some_and(|key| flush.awaited.contains(&key))
+        crate::gather::key_of(place).is_some_and(|key| {
+            let of_earlier = flush.earlier.get(&key);
+            flush.awaited.contains(&key) || of_earlier.is_some_and(|places| places.contains(&place))
+        })
     }
 
     /// Whether a process's generated code may still get better names in this flush.

@@ -58,8 +58,15 @@ impl Daemon {
     /// Flushes everything and waits for it, while the engine turns: at the end.
     pub(super) async fn flush_all(&mut self) {
         let latest = Instant::now() + BUSY_PIPELINE;
+        // One that is under way is waited for as well: what it lacks, the last one lacks too.
+        self.complete_flush(LAST_SYMBOLS / 2, latest).await;
         self.flush();
-        self.flusher.symbolizer.end_by(Instant::now() + LAST_SYMBOLS);
+        self.complete_flush(LAST_SYMBOLS, latest).await;
+    }
+
+    /// Waits for what the flush still lacks, for so long.
+    async fn complete_flush(&mut self, within: Duration, latest: Instant) {
+        self.flusher.symbolizer.end_by(Instant::now() + within);
         while self.flusher.is_flushing() {
             let pause = if self.publisher.is_behind() { RETRY } else { TURN };
             tokio::select! {
@@ -67,6 +74,7 @@ impl Daemon {
                 () = tokio::time::sleep(pause) => {}
             }
             self.engine.turn();
+            self.manager.alive();
             self.status.turned();
             self.publisher.retry();
             self.go_on_with_flush(Instant::now() >= latest);

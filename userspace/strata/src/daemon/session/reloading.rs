@@ -113,6 +113,7 @@ impl Daemon {
             }
             self.publisher.retry();
             self.engine.turn();
+            self.manager.alive();
             self.status.turned();
         }
     }
