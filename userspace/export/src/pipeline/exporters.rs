@@ -482,16 +482,23 @@ impl Exporters {
                 let encoded = backend.encode(&outgoing, state);
                 self.cuts += encoded.cuts;
                 let name = &pending.exporter.name;
+                let (mut given, mut lost) = (0, 0);
                 for batch in encoded.batches {
                     // The queue in memory is short; the spool takes them meanwhile. What a disk that
                     // does not answer leaves no room for is dropped, and counted.
                     let until = Instant::now() + PATIENCE;
                     let _ = self.delivery.wait_for_room(name, batch.body.len(), until);
-                    if let Err(error) = self.delivery.enqueue(name, batch) {
-                        self.undelivered += 1;
-                        tracing::warn!(exporter = name, %error, "a batch is lost");
+                    match self.delivery.enqueue(name, batch) {
+                        Ok(()) => given += 1,
+                        Err(error) => {
+                            lost += 1;
+                            self.undelivered += 1;
+                            tracing::warn!(exporter = name, %error, "a batch is not taken");
+                        }
                     }
                 }
+                // The end: what is on disk of this period is sent after the next start.
+                pending.is_sent = given > 0 || lost == 0;
             }
             Output::Folder(_) => match &mut pending.folder {
                 Some(folder) => folder.write(outgoing, Instant::now() + FLUSH),

@@ -109,7 +109,7 @@ impl Intake {
     }
 
     /// Waits until the exporter has put what was given into its spool, or could not; false if that
-    /// took too long.
+    /// took too long, or the exporter has ended before.
     pub(crate) fn wait(&self, within: Duration) -> bool {
         self.wait_while(within, |waiting| !waiting.batches.is_empty() || waiting.in_hand > 0)
     }
@@ -125,7 +125,7 @@ impl Intake {
             let waited = self.emptied.wait_timeout(waiting, left);
             waiting = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        true
+        !is_so(&waiting)
     }
 
     pub(crate) async fn arrived(&self) {

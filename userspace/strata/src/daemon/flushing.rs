@@ -206,12 +206,16 @@ impl Flusher {
         }
         let Some(mut flush) = self.flush.take() else { return true };
         let begun = Instant::now();
-        let is_settled = at_once || self.symbolizer.is_settled();
+        let waits = self.at.elapsed() < IDENTITIES;
+        let mut images = flush.groups.keys().map(|(image, _)| *image);
+        let is_identified = !waits || !images.any(|image| self.processes.is_being_read(image));
+        let is_settled = at_once || self.symbolizer.is_settled() && is_identified;
         let ready: Vec<(ImageId, u64)> = flush
             .groups
             .iter()
             .filter(|((image, _), group)| {
-                is_settled || self.is_ready(&flush.aggregate, *image, group)
+                let is_unread = waits && self.processes.is_being_read(*image);
+                is_settled || !is_unread && self.is_ready(&flush.aggregate, *image, group)
             })
             .map(|(key, _)| *key)
             .collect();
@@ -464,6 +468,8 @@ fn late_symbol(late: LateSymbol, texts: &mut ModuleTexts) -> strata_store::LateS
 const MOST_REVIEWED: usize = 500;
 /// Profiles that are passed on together.
 const AT_ONCE: usize = 64;
+/// How long a process's profile waits for what it is: it has another name without.
+const IDENTITIES: Duration = Duration::from_secs(3);
 /// Profiles that wait for the pipeline. Of small ones, what they are from takes more than themselves,
 /// and they are built faster than they can be stored and sent.
 const MOST_WAITING: usize = 256;

@@ -206,6 +206,9 @@ impl ProcessMetadata {
             }
             process.asked = None;
             match seen {
+                // Read again after a reload, and ended by then: what was known holds.
+                Ok(seen) if process.readings > 0 && seen.is_nothing() && table.has_ended(image) => {
+                }
                 Ok(mut seen) => {
                     let before = process.seen.environment.len();
                     let room =
@@ -274,6 +277,11 @@ impl ProcessMetadata {
             let is_open = process.asked.is_some() || process.again.is_some();
             !is_open || process.met.elapsed() >= UNDECIDED
         })
+    }
+
+    /// Whether what a process is may be known soon.
+    pub fn is_being_read(&self, image: ImageId) -> bool {
+        self.kept.get(&image).is_some_and(|process| process.asked.is_some())
     }
 
     /// How reading goes.

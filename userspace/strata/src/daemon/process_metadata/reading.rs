@@ -92,6 +92,11 @@ pub struct Seen {
 }
 
 impl Seen {
+    /// The process has ended, or not even root may read it.
+    pub fn is_nothing(&self) -> bool {
+        self.exe.is_none() && self.environment.is_empty()
+    }
+
     fn read(pid: u32, wanted: &Wanted) -> Self {
         let mut place = format!("/proc/{pid}");
         let mut exe = exe_of(&place);
