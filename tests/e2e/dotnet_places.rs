@@ -15,8 +15,6 @@ use crate::dotnet_running::{
 
 /// A user id without an account on this host.
 const USER: &str = "4321";
-/// Where the runtimes and target programs lie for such programs.
-const VISIBLE: &str = "/mnt";
 
 /// A program in user, PID and mount namespaces of its own, after a script has arranged its mounts.
 struct Contained {
@@ -31,13 +29,15 @@ impl Contained {
         let cache = places::cache("")?;
         let cache = cache.to_string_lossy();
         let cache = cache.trim_end_matches('/');
-        let visible = |word: &std::ffi::OsStr| word.to_string_lossy().replace(cache, VISIBLE);
+        let visible =
+            |word: &std::ffi::OsStr| word.to_string_lossy().replace(cache, places::CACHE_INSIDE);
         let quoted = |word: &std::ffi::OsStr| format!("'{}'", visible(word));
         let mut words = vec![quoted(program.get_program())];
         words.extend(program.get_args().map(quoted));
         let script = format!("{arrange} && cd / && exec {}", words.join(" "));
         let mut command = Command::new(places::required("unshare", "util-linux")?);
-        let bind = format!("mount --rbind '{cache}' {VISIBLE} && exec \"$@\"");
+        let inside = places::CACHE_INSIDE;
+        let bind = format!("mount --rbind '{cache}' {inside} && exec \"$@\"");
         command.args(["--mount", "/bin/sh", "-c", &bind, "sh", "setpriv"]);
         command.args(["--reuid", USER, "--regid", USER, "--clear-groups", "unshare"]);
         command.args(["--user", "--map-root-user", "--pid", "--mount", "--fork", "--kill-child"]);

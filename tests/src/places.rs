@@ -23,6 +23,19 @@ pub fn cache(folder: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Where programs in mount namespaces of their own see the cache. A file has the path by which any process
+/// was seen to map it first.
+pub const CACHE_INSIDE: &str = "/mnt";
+
+/// The path of a file of the cache here, by that inside.
+pub fn outside(path: &str) -> PathBuf {
+    let inside = path.strip_prefix(CACHE_INSIDE).and_then(|rest| rest.strip_prefix('/'));
+    match inside.zip(cache("").ok()).map(|(rest, cache)| cache.join(rest)) {
+        Some(outside) if outside.is_file() => outside,
+        _ => path.into(),
+    }
+}
+
 /// The binary under test: `STRATA_BIN`, else the newest of the usual build outputs.
 pub fn strata_binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("STRATA_BIN") {

@@ -9,6 +9,7 @@ use std::sync::Mutex;
 
 use object::{Object, ObjectSegment};
 
+use crate::places;
 use crate::stacks::Frame;
 
 /// `runtime.mcall` and `runtime.morestack` switch to the scheduler's stack: it starts with them.
@@ -56,7 +57,7 @@ fn code_is_a_thread_start(file: &str, offset: u64) -> bool {
 }
 
 fn look_at_code(file: &str, offset: u64) -> Option<bool> {
-    let bytes = std::fs::read(file).ok()?;
+    let bytes = std::fs::read(places::outside(file)).ok()?;
     let elf = object::File::parse(bytes.as_slice()).ok()?;
     let entry_offset = elf.segments().find_map(|segment| {
         let within = elf.entry().checked_sub(segment.address())?;

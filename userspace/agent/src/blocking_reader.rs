@@ -2,8 +2,8 @@
 //!
 //! Reading a process's memory or files may never end: the holder of its memory's lock may wait for
 //! a file system that does not answer, or its pages lie in a file of one. A thread blocked so in
-//! the kernel cannot be woken. So one thread answers questions; when a question takes too long, its
-//! thread is abandoned with it and another continues. At the limit of abandoned threads, new
+//! the kernel cannot be woken. So one thread answers questions; when a question takes too long, and its
+//! thread does not just wait for a processor, that is abandoned with it and another continues. At the limit of abandoned threads, new
 //! questions are refused until one of them returns. A question may also be slow and answered just in
 //! time: users take turns, and the one whose questions took the least time lately is next.
 //!
@@ -30,7 +30,8 @@ const MOST_WAITING_OF_ONE: usize = MOST_WAITING / 4;
 /// Limits on the cost of work that hangs.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// The time that one question may take.
+    /// The time that one question may take; [`MOST_SLOW`] times as much where its thread runs or waits for
+    /// a processor.
     pub limit: Duration,
     /// The most threads that may be abandoned.
     pub threads: usize,
@@ -40,7 +41,7 @@ pub struct Patience {
 }
 
 /// A thread that waits for a processor is given up after so many times the limit.
-const MOST_SLOW: u32 = 20;
+const MOST_SLOW: u32 = 8;
 
 /// The user of the process that a question is about.
 pub type Owner = u32;
@@ -403,13 +404,13 @@ fn answer_all<Q, A>(shared: &Shared<Q, A>, work: &Work<Q, A>, number: u64) {
         };
         let since = Instant::now();
         state.current = Some((ticket, owner, since));
-        if shared.has_answer.load(Ordering::Relaxed) == number + 1 {
-            shared.has_answer.store(0, Ordering::Relaxed);
-        }
+        let (own, none) = (number + 1, 0);
+        let _ = shared.has_answer.compare_exchange(own, none, Ordering::AcqRel, Ordering::Relaxed);
         drop(state);
         let answer = catch_unwind(AssertUnwindSafe(|| work(question)));
         let answer = answer.map_err(|_| Missing::GivenUp);
-        shared.has_answer.store(number + 1, Ordering::Release);
+        // An abandoned thread takes nothing from the active one.
+        shared.has_answer.fetch_max(own, Ordering::Release);
         state = shared.lock();
         if state.worker == number {
             state.current = None;
@@ -470,14 +471,13 @@ mod tests {
 
     #[test]
     fn a_thread_that_computes_is_slow_and_does_not_hang() {
-        let patience = Patience { limit: Duration::from_millis(100), threads: 4, of_one: 2 };
-        let mut aside = BlockingReader::new("test-aside", patience, |most: Duration| {
+        let mut aside = BlockingReader::new("test-aside", SHORT, |most: Duration| {
             let mut budget = crate::processor_time::TimeBudget::new(most);
             while !budget.is_used_up() {
                 std::hint::spin_loop();
             }
         });
-        let slow = aside.ask(patience.limit * 3).expect("room");
+        let slow = aside.ask(SHORT.limit * 6 / 5).expect("room");
         aside.settle(LONG.limit);
         assert_eq!(aside.answers(), [(slow, Ok(()))]);
         assert_eq!(aside.figures(), Figures::default());

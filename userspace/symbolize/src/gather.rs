@@ -106,17 +106,24 @@ pub fn begin(symbolizer: &mut Symbolizer, engine: &Engine, aggregate: &Aggregate
     }
 }
 
-/// Places of an aggregate that tasks of earlier flushes are about.
+/// Places of an aggregate without a name that tasks of the flush before are about: a task is awaited by
+/// two flushes, and one that waits behind others for longer by none of those after.
 fn earlier(
-    symbolizer: &Symbolizer,
+    symbolizer: &mut Symbolizer,
     aggregate: &Aggregate,
 ) -> HashMap<TaskKey, HashSet<CodeAddress>> {
     let mut earlier: HashMap<TaskKey, HashSet<CodeAddress>> = HashMap::new();
-    if symbolizer.under_way.is_empty() {
+    let Symbolizer { under_way, awaited_twice, symbols, .. } = symbolizer;
+    awaited_twice.retain(|key| under_way.contains_key(key));
+    if under_way.len() == awaited_twice.len() {
         return earlier;
     }
-    let places: HashSet<CodeAddress> = aggregate.code_addresses().collect();
-    for (key, of_task) in &symbolizer.under_way {
+    let places: HashSet<CodeAddress> =
+        aggregate.code_addresses().filter(|place| symbols.is_unnamed(*place)).collect();
+    for (key, of_task) in under_way {
+        if !awaited_twice.insert(*key) {
+            continue;
+        }
         let here: HashSet<CodeAddress> =
             of_task.iter().copied().filter(|place| places.contains(place)).collect();
         if !here.is_empty() {

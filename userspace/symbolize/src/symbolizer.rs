@@ -105,7 +105,7 @@ pub(crate) struct Flush {
     pub(crate) tasks: usize,
     /// Tasks that may still give symbols.
     pub(crate) awaited: HashSet<TaskKey>,
-    /// Tasks of earlier flushes, with the places of this one that they are about.
+    /// Tasks of the flush before, with the places of this one that they are about.
     pub(crate) earlier: HashMap<TaskKey, HashSet<CodeAddress>>,
     /// Processes that tasks about related methods are about.
     pub(crate) related: HashMap<TaskKey, HashSet<ImageId>>,
@@ -124,6 +124,8 @@ pub struct Symbolizer {
     pub(crate) kernel_unused: u32,
     /// Tasks that have not ended, and the places they are about: perhaps of an earlier flush.
     pub(crate) under_way: HashMap<TaskKey, Vec<CodeAddress>>,
+    /// Those that a flush after their own has waited for.
+    pub(crate) awaited_twice: HashSet<TaskKey>,
     pub(crate) jit: Room,
     pub(crate) related_tasks: u32,
     pub(crate) flush: Option<Flush>,
@@ -149,6 +151,7 @@ impl Symbolizer {
             kernel,
             kernel_unused: 0,
             under_way: HashMap::new(),
+            awaited_twice: HashSet::new(),
             jit: Room::default(),
             related_tasks: 0,
             flush: None,

@@ -468,7 +468,7 @@ impl Engine {
             }
             self.turn();
         }
-        // Nothing is sampled any more, so that it ends, unless a sampler could not be stopped.
+        // What is left in the rings. Events of .NET programs still come, at their pace.
         while self.turn.has_more && stopped.elapsed() < patience * 3 {
             self.turn();
         }

@@ -119,10 +119,14 @@ impl Engine {
             tracing::debug!(processes = pids.len(), "process events were lost: they are read anew");
         }
         for pid in pids {
-            if !self.processes.scanner.ask_repair(&self.table, pid) {
-                // Too many at once, or none can be read: the rest follows.
+            if self.processes.scanner.has_enough_repairs() {
+                // The rest follows.
                 self.processes.repairs.is_lost = true;
                 break;
+            }
+            if !self.processes.scanner.ask_repair(&self.table, pid) {
+                // Others of its user hang.
+                self.processes.repairs.read_later(pid);
             }
         }
         for repair in self.processes.scanner.take_repairs(&mut self.table, monotonic_nanos()) {

@@ -143,7 +143,7 @@ impl Bridges {
         }
     }
 
-    /// Schedules a later attach, after so many tries: too many others hang now.
+    /// Schedules a later attach, after so many tries: too many others hang now, or it is slow.
     pub fn reach_later(&mut self, pid: u32, image: ImageId, attach: bool, tries: u32) {
         let waiting = Waiting { pid, image, attach, owner: owner_of(pid) };
         let due = Instant::now() + LATER * tries.clamp(1, LATEST);
@@ -271,14 +271,8 @@ fn instead(pid: u32, may_write: bool, error: &AttachError) -> Refusal {
             // While other processes of its user hang.
             | AttachError::Load(LoadError::Socket(SocketError::NotLooked))
     );
-    // A recording has no time for that.
-    let is_slow = !may_write
-        && (error.may_pass()
-            || matches!(
-                error,
-                AttachError::Stuck(Stuck::TimedOut(_))
-                    | AttachError::Session(SessionError::Stuck(Stuck::TimedOut(_)))
-            ));
+    // A recording that attaches has no time for that.
+    let is_slow = !may_write && error.may_pass();
     let is_known =
         !hangs && !is_passing && !matches!(error, AttachError::NotClr | AttachError::Target(_));
     let process = if is_known { strata_clr::discover(pid).ok().flatten() } else { None };

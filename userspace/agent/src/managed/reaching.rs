@@ -164,7 +164,8 @@ impl Managed {
                     State::Attached(bridge)
                 }
                 Err(refusal)
-                    if refusal.is_passing || refusal.is_slow && target.tries < MOST_SLOW_TRIES =>
+                    if refusal.is_passing
+                        || refusal.is_slow && target.tries + 1 < MOST_SLOW_TRIES =>
                 {
                     let why = &refusal.why;
                     match target.tries {

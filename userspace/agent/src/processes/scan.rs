@@ -91,11 +91,16 @@ impl Scanner {
         }
     }
 
+    /// Whether so many re-reads are requested that others have to wait.
+    pub fn has_enough_repairs(&self) -> bool {
+        self.asked.len() >= MOST_REPAIRS
+    }
+
     /// Requests a re-read of a known process, off the event loop: see [`Self::take_repairs`]. False
     /// when it cannot be read now.
     pub fn ask_repair(&mut self, table: &ProcessTable, pid: u32) -> bool {
         let Some(process) = table.get(pid) else { return true };
-        if self.asked.len() >= MOST_REPAIRS {
+        if self.has_enough_repairs() {
             return false;
         }
         let suspect = Suspect { pid, image: process.image, epoch: process.space.epoch };

@@ -55,6 +55,15 @@ impl Drops {
         ]
     }
 
+    /// Profiles that the exporter's spool and memory had no room for: the causes that are not logged
+    /// where they happen.
+    pub(crate) fn own(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let own = self.by_cause().into_iter().filter(|(cause, count)| {
+            !matches!(*cause, "refused" | "memory_full") && count.profiles > 0
+        });
+        own.map(|(cause, count)| (cause, count.profiles))
+    }
+
     #[must_use]
     pub fn batches(&self) -> u64 {
         self.by_cause().iter().fold(0, |sum, (_, count)| sum.saturating_add(count.batches))

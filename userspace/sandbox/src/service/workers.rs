@@ -122,13 +122,14 @@ impl WorkerPool {
         let mut outcomes = Vec::new();
         for worker in std::mem::take(&mut self.workers) {
             let begun = worker.since;
-            let begun = worker.job.as_ref().map(|job| (job.owner, job.urgent, begun));
+            let begun = worker.job.as_ref().map(|job| (job.owner, job.urgent, begun, job.timeout));
             let ended = outcomes.len() + self.dying.len();
             self.look_after(worker, now, shared, &mut outcomes);
-            if let Some((owner, urgent, begun)) = begun
+            if let Some((owner, urgent, begun, timeout)) = begun
                 && outcomes.len() + self.dying.len() > ended
             {
-                let took = now.saturating_duration_since(begun);
+                // What it has waited for a processor beyond that is not its owner's.
+                let took = now.saturating_duration_since(begun).min(timeout);
                 let refused = self.waiting.took(owner, urgent, took, now);
                 outcomes.extend(refused.into_iter().map(|job| (job, Err(FileError::TakesTooLong))));
             }

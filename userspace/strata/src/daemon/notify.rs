@@ -3,12 +3,15 @@
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The service manager, if one listens.
 pub struct Manager {
     socket: Option<(UnixDatagram, SocketAddr)>,
     watchdog: Option<Duration>,
+    /// When it was last alive.
+    alive: Mutex<Option<Instant>>,
 }
 
 impl Manager {
@@ -20,7 +23,7 @@ impl Manager {
             };
             Some((UnixDatagram::unbound().ok()?, address.ok()?))
         });
-        Self { socket, watchdog: watchdog() }
+        Self { socket, watchdog: watchdog(), alive: Mutex::default() }
     }
 
     /// The interval at which it expects a watchdog message.
@@ -41,8 +44,13 @@ impl Manager {
         self.say("STOPPING=1\nSTATUS=Sending what is left");
     }
 
+    /// Once a second is enough.
     pub fn alive(&self) {
-        self.say("WATCHDOG=1");
+        let mut alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
+        if alive.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
+            *alive = Some(Instant::now());
+            self.say("WATCHDOG=1");
+        }
     }
 
     fn say(&self, what: &str) {
@@ -73,7 +81,8 @@ mod tests {
         let receiver = UnixDatagram::bind(&folder).expect("a socket");
         let address = SocketAddr::from_pathname(&folder).expect("an address");
         let socket = UnixDatagram::unbound().expect("a socket");
-        let manager = Manager { socket: Some((socket, address)), watchdog: None };
+        let manager =
+            Manager { socket: Some((socket, address)), watchdog: None, alive: Mutex::default() };
         manager.ready("fine");
         let mut buffer = [0; 200];
         let length = receiver.recv(&mut buffer).expect("a message");

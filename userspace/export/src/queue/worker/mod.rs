@@ -113,7 +113,6 @@ impl Worker {
         let health = figures.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut worker = Self {
             pace: Pace::new(plan.concurrency, plan.waits).spaced(plan.spacing),
-            health,
             plan,
             clock,
             intake,
@@ -135,7 +134,8 @@ impl Worker {
             next_overflow_warning: Moment::ZERO,
             overflowed: 0,
             next_drop_warning: Moment::ZERO,
-            dropped: 0,
+            dropped: health.drops.own().map(|(_, profiles)| profiles).sum(),
+            health,
             next_rejection_warning: Moment::ZERO,
             warnings: Warnings::default(),
             is_refused_by_spool: false,

@@ -134,18 +134,14 @@ impl Worker {
         if self.next_drop_warning > now {
             return;
         }
-        let drops = self.health.drops.by_cause();
-        let own = drops.iter().filter(|(cause, count)| {
-            !matches!(*cause, "refused" | "memory_full") && count.profiles > 0
-        });
-        let own: Vec<_> = own.collect();
-        let sum = own.iter().map(|(_, count)| count.profiles).sum();
+        let own: Vec<_> = self.health.drops.own().collect();
+        let sum = own.iter().map(|(_, profiles)| profiles).sum();
         if sum <= self.dropped {
             return;
         }
         self.dropped = sum;
         self.next_drop_warning = now.saturating_add(QUIET);
-        let causes = own.iter().map(|(cause, count)| format!("{cause} {}", count.profiles));
+        let causes = own.iter().map(|(cause, profiles)| format!("{cause} {profiles}"));
         tracing::warn!(
             exporter = self.plan.name,
             "{sum} profiles in all are dropped: {}",

@@ -114,6 +114,26 @@ fn what_was_read_after_an_exec_is_not_said_of_what_was_before() {
 }
 
 #[test]
+fn what_is_known_of_a_process_holds_where_it_ends_before_it_is_read_again() {
+    let says = Arc::new(Mutex::new(seen(10, "/bin/ends", "DD_SERVICE=ends")));
+    let mut metadata = ProcessMetadata::with_reader(&configuration(""), 10, reader_of(&says));
+    let mut table = table_of(&[7, 8]);
+    let (ends, stays) = (image_of(&table, 7), image_of(&table, 8));
+    metadata.meet(&table, ends, 7);
+    metadata.meet(&table, stays, 8);
+    assert!(metadata.is_being_read(ends), "a profile waits for that");
+    read_all(&mut metadata, &table);
+    assert!(!metadata.is_being_read(ends));
+    *says.lock().expect("no thread panics while it holds it") = Seen::default();
+    let rule = "[[rule]]\nmatch.env.TEAM = \"a\"\nservice = \"b\"\n";
+    metadata.configure(&configuration(rule), &table);
+    table.end(7);
+    read_all(&mut metadata, &table);
+    assert_eq!(seen_of(&metadata, ends).environment, b"DD_SERVICE=ends");
+    assert_eq!(seen_of(&metadata, stays).exe, None, "not even root may read it any more");
+}
+
+#[test]
 fn a_process_read_in_the_middle_of_an_exec_is_read_again() {
     // The file is the new one's already, and its environment is not there yet.
     let says = Arc::new(Mutex::new(seen(10, "/bin/new", "")));

@@ -57,11 +57,10 @@ impl Daemon {
 
     /// Flushes everything and waits for it, while the engine turns: at the end.
     pub(super) async fn flush_all(&mut self) {
-        let latest = Instant::now() + BUSY_PIPELINE;
         // One that is under way is waited for as well: what it lacks, the last one lacks too.
-        self.complete_flush(LAST_SYMBOLS / 2, latest).await;
+        self.complete_flush(LAST_SYMBOLS / 2, Instant::now() + LAST_SYMBOLS).await;
         self.flush();
-        self.complete_flush(LAST_SYMBOLS, latest).await;
+        self.complete_flush(LAST_SYMBOLS, Instant::now() + BUSY_PIPELINE).await;
     }
 
     /// Waits for what the flush still lacks, for so long.
@@ -74,6 +73,7 @@ impl Daemon {
                 () = tokio::time::sleep(pause) => {}
             }
             self.engine.turn();
+            self.meet_newcomers();
             self.manager.alive();
             self.status.turned();
             self.publisher.retry();
