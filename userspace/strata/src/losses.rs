@@ -63,7 +63,7 @@ const CAUSES: [Cause; 28] = [
     ),
     cause(
         "waits_without_end",
-        "waits whose end was noticed late: their length is estimated",
+        "waits whose end was noticed late and their length estimated",
         "",
         "",
     ),

@@ -83,7 +83,7 @@ fn line(share: &WaitShare) -> String {
 fn described(state: &str) -> &str {
     match state {
         "runnable" => "runnable (without a CPU)",
-        "uninterruptible" => "uninterruptible (disk, mostly)",
+        "uninterruptible" => "uninterruptible (disk, or vfork)",
         "" => "state unknown",
         state => state,
     }

@@ -1,7 +1,9 @@
-//! Where functions begin and end by a file's unwind tables (`.eh_frame_hdr`), which programs without
-//! symbols have too.
+//! Where functions begin and end by a file's unwind tables, which programs without symbols have too: by
+//! `.eh_frame_hdr`, or by `.eh_frame` where there is none, as in programs that gcc links with `-static`.
 //!
 //! Invariant: a function is one only if its entry holds the address and agrees with the table.
+
+use gimli::{BaseAddresses, CieOrFde, EhFrame, LittleEndian, UnwindSection};
 
 use crate::elf::ElfFile;
 use strata_bytes::{array, u32_at};
@@ -15,13 +17,15 @@ const HEADER_BYTES: u64 = 12;
 const ENTRY_BYTES: usize = 8;
 /// Two million functions.
 const MAX_BYTES: u64 = 16 << 20;
+/// Bytes of what entries have in common; compilers write some dozens.
+const MAX_COMMON: u32 = 1 << 10;
 
 /// The functions of one file.
 pub struct UnwindFunctions<'a> {
     elf: ElfFile<'a>,
-    /// The header's address.
+    /// The address of the header, or of `.eh_frame`.
     header: u64,
-    /// Sorted pairs of a function and its entry, as distances from the header.
+    /// Sorted pairs of a function and its entry, as distances from there.
     table: Vec<u8>,
 }
 
@@ -29,7 +33,7 @@ impl<'a> UnwindFunctions<'a> {
     /// Without a table that can be read, there are none.
     #[must_use]
     pub fn load(elf: &ElfFile<'a>) -> Self {
-        let (header, table) = Self::read(elf).unwrap_or_default();
+        let (header, table) = Self::read(elf).or_else(|| Self::scan(elf)).unwrap_or_default();
         Self { elf: elf.clone(), header, table }
     }
 
@@ -51,6 +55,36 @@ impl<'a> UnwindFunctions<'a> {
         let length = length.min(size.checked_sub(HEADER_BYTES)?).min(MAX_BYTES);
         let table = elf.read_address(address.checked_add(HEADER_BYTES)?, length, "functions");
         Some((address, table.ok()?))
+    }
+
+    /// The same table from the entries themselves.
+    fn scan(elf: &ElfFile<'a>) -> Option<(u64, Vec<u8>)> {
+        let section = elf.section_with_data(".eh_frame")?;
+        let (address, size) = (section.address, section.size.min(MAX_BYTES));
+        let bytes = elf.read_address(address, size, "frame entries").ok()?;
+        let frames = EhFrame::new(&bytes, LittleEndian);
+        let bases = BaseAddresses::default().set_eh_frame(address);
+        let mut functions: Vec<(i32, i32)> = Vec::new();
+        let mut entries = frames.entries(&bases);
+        // What is damaged ends it: what came before holds.
+        while let Ok(Some(entry)) = entries.next() {
+            let CieOrFde::Fde(partial) = entry else { continue };
+            let whole = partial.parse(|frames, bases, offset| {
+                // It is read for each function: a long one of a crafted file would be read a million times.
+                let length = u32_at(&bytes, offset.0);
+                if length.is_none_or(|length| length > MAX_COMMON) {
+                    return Err(gimli::Error::UnknownAugmentation);
+                }
+                frames.cie_from_offset(bases, offset)
+            });
+            let Ok(whole) = whole else { continue };
+            let function = whole.initial_address().wrapping_sub(address).cast_signed();
+            let (function, entry) = (i32::try_from(function), i32::try_from(whole.offset()));
+            functions.extend(function.ok().zip(entry.ok()));
+        }
+        functions.sort_unstable();
+        let bytes = functions.iter().flat_map(|(function, entry)| [*function, *entry]);
+        Some((address, bytes.flat_map(i32::to_le_bytes).collect()))
     }
 
     fn entry(&self, index: usize) -> Option<(u64, u64)> {

@@ -219,6 +219,29 @@ fn a_stripped_program_is_named_from_its_debug_file() {
     assert!(both.iter().any(|found| found.frames.len() == 3));
 }
 
+/// gcc links such without an index of their unwind tables.
+#[test]
+fn functions_of_a_stripped_static_program_are_known_by_where_they_begin() {
+    let Some(path) = compile("gcc", "shop.c", "static", &["-O2", "-static"]) else {
+        return;
+    };
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let stripped = text(&place("static-stripped"));
+    if run("strip", &["-s", "-o", &stripped, &text(&path)]).is_none() {
+        return;
+    }
+    let bytes = fs::read(&stripped).unwrap();
+    let elf_bytes: &[u8] = &bytes;
+    let elf = ElfFile::open(&elf_bytes).unwrap();
+    assert!(elf.section_with_data(".eh_frame_hdr").is_none(), "another linker");
+    for name in ["order_total", "by_value", "qsort"] {
+        let function = symbol(&path, name);
+        let addresses: Vec<u64> = (function.address..function.address + function.size).collect();
+        let found = resolve(&bytes, &addresses);
+        assert!(found.iter().all(|found| found.unnamed == Some(function.address)), "{name}");
+    }
+}
+
 #[test]
 fn symbols_in_gnu_debugdata_are_found() {
     let Some(path) = compile("gcc", "shop.c", "mini", &["-O2"]) else {

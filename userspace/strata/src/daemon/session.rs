@@ -75,7 +75,8 @@ struct Signals {
 /// The action of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
-    End,
+    /// By this signal.
+    End(&'static str),
     Reload,
 }
 
@@ -91,8 +92,8 @@ impl Signals {
 
     async fn next(&mut self) -> Asked {
         tokio::select! {
-            _ = self.interrupt.recv() => Asked::End,
-            _ = self.terminate.recv() => Asked::End,
+            _ = self.interrupt.recv() => Asked::End("SIGINT"),
+            _ = self.terminate.recv() => Asked::End("SIGTERM"),
             _ = self.hangup.recv() => Asked::Reload,
         }
     }
@@ -339,7 +340,10 @@ impl Daemon {
             let mut due = tokio::select! {
                 biased;
                 asked = signals.next() => match asked {
-                    Asked::End => return Ok(()),
+                    Asked::End(signal) => {
+                        tracing::info!("{signal}: the daemon ends");
+                        return Ok(());
+                    }
                     Asked::Reload => {
                         self.reload().await;
                         Some(Due::Deadline)
