@@ -3,9 +3,10 @@
 //! Reading a process's memory or files may never end: the holder of its memory's lock may wait for
 //! a file system that does not answer, or its pages lie in a file of one. A thread blocked so in
 //! the kernel cannot be woken. So one thread answers questions; when a question takes too long, and its
-//! thread does not just wait for a processor, that is abandoned with it and another continues. At the limit of abandoned threads, new
-//! questions are refused until one of them returns. A question may also be slow and answered just in
-//! time: users take turns, and the one whose questions took the least time lately is next.
+//! thread neither runs nor waits for a processor, the thread is abandoned and another continues. At the
+//! limit of abandoned threads, new questions are refused until one of them returns. A question may also be
+//! slow and answered just in time: users take turns, and the one whose questions took the least time lately
+//! is next.
 //!
 //! Invariant: the questions about one user's processes are answered in order, and none of another
 //! user waits for more than the one that is being answered.

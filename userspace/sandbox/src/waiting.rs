@@ -1,8 +1,9 @@
 //! Whether a thread is slow because it waits for a processor: on a busy host, or within a quota of processor
 //! time, what takes long is no sign that it hangs.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crate::child::Child;
 use crate::process_text::Stat;
 
 /// The thread that calls.
@@ -22,6 +23,43 @@ pub fn for_a_processor(thread: &str) -> Duration {
 pub fn is_runnable(thread: &str) -> bool {
     let stat = std::fs::read(format!("/proc/{thread}/stat")).unwrap_or_default();
     Stat::parse(&stat).and_then(|stat| stat.field(3)).is_some_and(|state| state == "R")
+}
+
+/// A helper that waits for a processor has so many times its limit.
+const MOST_STARVED: u32 = 6;
+
+/// Until when a helper is not late although its limit has passed.
+#[derive(Debug)]
+pub(crate) struct Grace(Instant);
+
+impl Grace {
+    pub fn none(now: Instant) -> Self {
+        Self(now)
+    }
+
+    pub fn ends(&self) -> Instant {
+        self.0
+    }
+
+    /// Whether a helper has spent its limit without an answer: not while it waits for a processor, where
+    /// `has_computed` says that it has not spent the limit on one.
+    pub fn is_over(
+        &mut self,
+        child: &Child,
+        spent: Duration,
+        limit: Duration,
+        now: Instant,
+        has_computed: impl FnOnce() -> bool,
+    ) -> bool {
+        if spent < limit || now < self.0 {
+            return false;
+        }
+        if spent < limit * MOST_STARVED && child.is_runnable() && !has_computed() {
+            self.0 = now + limit / 10;
+            return false;
+        }
+        true
+    }
 }
 
 #[cfg(test)]

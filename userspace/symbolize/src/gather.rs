@@ -114,7 +114,6 @@ fn earlier(
 ) -> HashMap<TaskKey, HashSet<CodeAddress>> {
     let mut earlier: HashMap<TaskKey, HashSet<CodeAddress>> = HashMap::new();
     let Symbolizer { under_way, awaited_twice, symbols, .. } = symbolizer;
-    awaited_twice.retain(|key| under_way.contains_key(key));
     if under_way.len() == awaited_twice.len() {
         return earlier;
     }

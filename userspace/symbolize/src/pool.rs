@@ -406,9 +406,9 @@ impl Ask for Running {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::{KernelWork, Work};
 
     const MOST_WAITING: usize = 64;
-    use crate::task::{KernelWork, Work};
 
     const LIMITS: Limits = Limits {
         fast: Duration::from_secs(60),

@@ -233,6 +233,7 @@ impl Symbolizer {
 
     pub(crate) fn done(&mut self, key: TaskKey) {
         self.under_way.remove(&key);
+        self.awaited_twice.remove(&key);
         if let TaskKey::Generated(image) = key {
             self.jit.done(image);
         }

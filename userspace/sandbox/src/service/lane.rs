@@ -17,6 +17,7 @@ use crate::identity::{IdentityTrust, trust_of_filesystem};
 use crate::opener::Lane;
 use crate::process_text;
 use crate::protocol::{Locator, OpenReply, OpenRequest, ProcessRef};
+use crate::waiting::Grace;
 
 /// Requests under way in one opener: few enough to fit any socket buffer.
 const MAX_IN_FLIGHT: usize = 32;
@@ -27,8 +28,6 @@ const MAX_IN_FLIGHT_SLOW: usize = 2;
 const HOPELESS_AFTER: u32 = 3;
 /// How long a hopeless opener is not started again.
 const HOPELESS_PAUSE: Duration = Duration::from_secs(1);
-/// An opener that waits for a processor has so many times its limit.
-const MOST_STARVED: u32 = 6;
 const MAX_REPLY: usize = 256;
 
 #[derive(Debug)]
@@ -78,22 +77,15 @@ struct Running {
     in_flight: VecDeque<PendingOpen>,
     /// Since when the first request in flight (or, with none, nothing) is being worked on.
     since: Instant,
-    /// Not late until then: it waits for a processor.
-    grace: Instant,
+    grace: Grace,
 }
 
 impl Running {
     /// Whether the first request has no answer within its time. On a busy host that takes longer.
     fn is_late(&mut self, timeout: Duration, now: Instant) -> bool {
         let spent = now.saturating_duration_since(self.since);
-        if self.in_flight.is_empty() || spent < timeout || now < self.grace {
-            return false;
-        }
-        if spent < timeout * MOST_STARVED && self.child.is_runnable() {
-            self.grace = now + timeout / 10;
-            return false;
-        }
-        true
+        // Opening computes nothing.
+        !self.in_flight.is_empty() && self.grace.is_over(&self.child, spent, timeout, now, || false)
     }
 }
 
@@ -330,7 +322,13 @@ impl OpenerLane {
         match shared.start_child(self.kind, &arguments) {
             Ok((child, channel)) => {
                 let in_flight = VecDeque::new();
-                self.running = Some(Running { child, channel, in_flight, since: now, grace: now });
+                self.running = Some(Running {
+                    child,
+                    channel,
+                    in_flight,
+                    since: now,
+                    grace: Grace::none(now),
+                });
                 None
             }
             Err(error) => Some(FileError::Spawn(self.kind, error.to_string())),
@@ -340,7 +338,7 @@ impl OpenerLane {
     pub fn next_deadline(&self, shared: &Shared) -> Option<Instant> {
         let running = self.running.as_ref()?;
         let limit = if running.in_flight.is_empty() { shared.config.idle } else { self.timeout };
-        running.since.checked_add(limit).map(|due| due.max(running.grace))
+        running.since.checked_add(limit).map(|due| due.max(running.grace.ends()))
     }
 }
 

@@ -12,13 +12,12 @@ use crate::child::Child;
 use crate::error::{ChildKind, Death, FileError, Refusal};
 use crate::identity::IdentityTrust;
 use crate::protocol::{JobStatus, WorkerReply, WorkerRequest};
+use crate::waiting::Grace;
 use crate::wire::WireError;
 use crate::worker::MAX_INLINE;
 
 /// A second worker is started when the first has been busy with one file for this long.
 const HELP_AFTER: Duration = Duration::from_millis(250);
-/// A worker that waits for a processor has so many times the limit of its job.
-const MOST_STARVED: u32 = 6;
 /// How long a dead worker's exit status is waited for.
 const VERDICT_WITHIN: Duration = Duration::from_millis(500);
 /// A worker's error message is truncated to this.
@@ -52,24 +51,18 @@ struct Worker {
     since: Instant,
     /// The processor time that it had used then.
     used: Duration,
-    /// Not late until then: it waits for a processor.
-    grace: Instant,
+    grace: Grace,
 }
 
 impl Worker {
     /// Whether it has spent the time of a job without an answer. On a busy host that takes longer.
     fn is_late(&mut self, timeout: Duration, now: Instant) -> bool {
         let spent = now.saturating_duration_since(self.since);
-        if spent < timeout || now < self.grace {
-            return false;
-        }
-        let used = self.child.processor_time().unwrap_or(spent).saturating_sub(self.used);
-        let may_wait = spent < timeout * MOST_STARVED && used < timeout / 5 * 4;
-        if may_wait && self.child.is_runnable() {
-            self.grace = now + timeout / 10;
-            return false;
-        }
-        true
+        let (child, used) = (&self.child, self.used);
+        self.grace.is_over(child, spent, timeout, now, || {
+            let now_used = child.processor_time().unwrap_or(Duration::MAX);
+            now_used.saturating_sub(used) >= timeout / 5 * 4
+        })
     }
 }
 
@@ -328,7 +321,7 @@ impl WorkerPool {
         });
         match hello {
             Ok(exchange) => {
-                let (since, grace, used) = (now, now, Duration::ZERO);
+                let (since, grace, used) = (now, Grace::none(now), Duration::ZERO);
                 let job = None;
                 self.workers.push(Worker { child, channel, exchange, job, since, used, grace });
                 Ok(self.workers.len() - 1)
@@ -343,7 +336,7 @@ impl WorkerPool {
     pub fn next_deadline(&self, shared: &Shared) -> Option<Instant> {
         let of_workers = self.workers.iter().map(|worker| {
             let limit = worker.job.as_ref().map_or(shared.config.idle, |job| job.timeout);
-            worker.since.checked_add(limit).map(|due| due.max(worker.grace))
+            worker.since.checked_add(limit).map(|due| due.max(worker.grace.ends()))
         });
         let of_dying = self.dying.iter().map(|(_, _, since)| since.checked_add(VERDICT_WITHIN));
         let help = if self.workers.len() < shared.config.workers && self.has_next(shared) {
