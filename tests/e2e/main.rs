@@ -58,3 +58,4 @@ mod slow_symbols;
 mod tools_agree;
 mod waiting_threads;
 mod wall;
+mod wall_unreadable;

@@ -110,6 +110,8 @@ pub(super) struct Account {
     /// The last of all places, and the last where it was blocked.
     pub(super) place: Option<Place>,
     pub(super) blocked: Option<Place>,
+    /// Where a pass has last met it after its CPU was taken away, since all was counted.
+    pub(super) preempted: Option<Place>,
     /// It may have been blocked since `until`; for how long at most in the place that it left.
     pub(super) may_have_blocked: bool,
     pub(super) before_woken: u64,
@@ -147,8 +149,9 @@ impl Account {
             self.place.as_ref().is_some_and(|place| Arc::ptr_eq(&place.whole, whole))
         };
         let blocked = self.blocked.iter().map(|place| &place.whole);
-        let blocked = blocked.filter(|whole| !is_place(whole));
-        let all = running.chain(places).chain(blocked);
+        let preempted = self.preempted.iter().map(|place| &place.whole);
+        let others = blocked.chain(preempted).filter(|whole| !is_place(whole));
+        let all = running.chain(places).chain(others);
         size_of::<Self>() + all.map(|whole| whole.bytes()).sum::<usize>()
     }
 
@@ -166,6 +169,7 @@ impl Account {
             state: STATE_RUNNING,
             place: None,
             blocked: None,
+            preempted: None,
             may_have_blocked: false,
             before_woken: 0,
             running: Vec::new(),
@@ -245,9 +249,13 @@ impl Account {
 
     /// Goes on by time that it waited for a CPU, where it was last seen.
     fn wait(&mut self, lasted: u64, to: &mut Aggregate) {
+        self.wait_at(self.place.clone(), lasted, to);
+    }
+
+    fn wait_at(&mut self, place: Option<Place>, lasted: u64, to: &mut Aggregate) {
         self.until += lasted;
         self.wait.added += lasted;
-        match self.place.clone() {
+        match place {
             Some(Place { whole, syscall, .. }) => {
                 let state = ("runnable", syscall);
                 self.add(whole.words(), &whole.stack.space, state, (self.until, lasted), to);
@@ -256,9 +264,13 @@ impl Account {
         }
     }
 
-    /// Goes on by time that it waited for a CPU that was taken away: where the CPU sampler has met it
-    /// meanwhile, in equal parts.
+    /// Goes on by time that it waited for a CPU that was taken away: where a pass has last met it in
+    /// such a wait, as where a CPU is taken away need not be where most of its time goes; else where
+    /// the CPU sampler has met it meanwhile, in equal parts.
     fn wait_preempted(&mut self, lasted: u64, to: &mut Aggregate) {
+        if self.preempted.is_some() {
+            return self.wait_at(self.preempted.clone(), lasted, to);
+        }
         let parts = self.running.len() as u64;
         if parts == 0 {
             return self.wait(lasted, to);
@@ -296,6 +308,16 @@ impl Account {
             let words = Words { kernel: &[], user: &[], end: End::NotWalked, flags: 0, era: 0 };
             self.add(words, &Space::default(), state, span, to);
         }
+    }
+
+    /// Whether a CPU was taken away from a thread that waits for one here. Else it has been woken:
+    /// then its kernel part is that of the wait.
+    fn is_preempted(&self, place: &Place, (voluntary, involuntary): (u64, u64)) -> bool {
+        let was_woken = |blocked: &Place| blocked.whole.kernel == place.whole.kernel;
+        let has_waited = voluntary > 0 || self.may_have_blocked;
+        place.state == STATE_RUNNABLE
+            && involuntary > 0
+            && !(has_waited && self.blocked.as_ref().is_some_and(was_woken))
     }
 
     /// Goes on by time that it was in the state and place that it was last seen in.
@@ -342,6 +364,8 @@ impl Account {
             let place = Place { whole, state: now.state, syscall: now.syscall };
             if is_blocked(now.state) {
                 self.blocked = Some(place.clone());
+            } else if self.is_preempted(&place, switches) {
+                self.preempted = Some(place.clone());
             }
             self.place = Some(place);
         }
@@ -433,6 +457,7 @@ impl Account {
             return;
         }
         self.stay(until.saturating_sub(self.until), to);
+        self.preempted = None;
         self.place_running(to);
         // It ran between two ticks: where it was sampled before, or around where it waits.
         let rest = (self.unplaced_until, std::mem::take(&mut self.unplaced));

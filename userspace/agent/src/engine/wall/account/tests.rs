@@ -146,6 +146,21 @@ fn a_thread_that_runs_again_was_blocked_before_it_ran() {
     assert!(spans.windows(2).all(|pair| pair[0].1 == pair[1].0), "{spans:?}");
 }
 
+/// The time that a thread was runnable, by the address of its stack's one frame.
+fn runnable(to: &Aggregate) -> Vec<(u64, u64)> {
+    let mut sums = BTreeMap::new();
+    for row in to.rows().filter(|row| &*to.labels_of(row.labels)[0].1 == "runnable") {
+        match to.code_address(to.stack_of(row.stack)[0] as usize) {
+            // In the calls before these return addresses.
+            Some(CodeAddress::Unknown { address, .. }) => {
+                *sums.entry(address + 1).or_insert(0) += row.value;
+            }
+            place => panic!("{place:?}"),
+        }
+    }
+    sums.into_iter().collect()
+}
+
 #[test]
 fn a_thread_waits_for_a_cpu_that_was_taken_away_where_it_ran() {
     let (mut one, mut to) = (account(), Aggregate::new(Kinds::NONE));
@@ -154,17 +169,42 @@ fn a_thread_waits_for_a_cpu_that_was_taken_away_where_it_ran() {
     one.running.extend([whole(32), whole(48)]);
     let runs = Activity { involuntary: 3, ..activity(STATE_RUNNING, 2, 200, 400, 1_500) };
     one.take(3_000, &runs, None, &mut to);
-    let mut runnable: Vec<(u64, u64)> = to
-        .rows()
-        .filter(|row| &*to.labels_of(row.labels)[0].1 == "runnable")
-        .map(|row| {
-            match to.code_address(to.stack_of(row.stack)[0] as usize) {
-                // In the calls before these return addresses.
-                Some(CodeAddress::Unknown { address, .. }) => (address + 1, row.value),
-                place => panic!("{place:?}"),
-            }
-        })
-        .collect();
-    runnable.sort_unstable();
-    assert_eq!(runnable, [(16, 100), (32, 150), (48, 150)]);
+    assert_eq!(runnable(&to), [(16, 100), (32, 150), (48, 150)]);
+}
+
+/// Two functions: most samples are in one of them, and the CPU is taken away in the other.
+#[test]
+fn a_thread_waits_where_passes_have_met_it_without_its_cpu() {
+    let (mut one, mut to) = (account(), Aggregate::new(Kinds::NONE));
+    let preempted = |state, involuntary, run, delay, previous| Activity {
+        involuntary,
+        ..activity(state, 0, run, delay, previous)
+    };
+    one.involuntary = 0;
+    one.running.extend([whole(32), whole(32), whole(48)]);
+    // Not met in such a wait yet.
+    one.take(2_000, &preempted(STATE_RUNNING, 1, 700, 300, 500), None, &mut to);
+    one.running.extend([whole(32), whole(32), whole(48)]);
+    let waits = preempted(STATE_RUNNABLE, 2, 1_200, 800, 2_000);
+    one.take(3_000, &waits, Some(whole(48)), &mut to);
+    one.running.extend([whole(32), whole(32), whole(48)]);
+    one.take(4_000, &preempted(STATE_RUNNING, 3, 1_600, 1_400, 3_000), None, &mut to);
+    assert_eq!(runnable(&to), [(32, 200), (48, 100 + 500 + 600)]);
+    // What it was met in before all was counted says nothing of a later minute.
+    one.count(4_000, &mut to);
+    one.running.extend([whole(32)]);
+    one.take(5_000, &preempted(STATE_RUNNING, 4, 2_500, 1_500, 4_000), None, &mut to);
+    assert_eq!(runnable(&to), [(32, 300), (48, 1_200)]);
+}
+
+#[test]
+fn a_thread_that_is_met_after_it_was_woken_has_not_lost_its_cpu_there() {
+    let (mut one, mut to) = (account(), Aggregate::new(Kinds::NONE));
+    one.involuntary = 0;
+    one.take(2_000, &activity(1, 1, 0, 0, 500), Some(whole(16)), &mut to);
+    one.running.extend([whole(32)]);
+    // It has been preempted once, has blocked again, and was woken.
+    let woken = Activity { involuntary: 1, ..activity(STATE_RUNNABLE, 2, 500, 200, 1_500) };
+    one.take(3_000, &woken, Some(whole(16)), &mut to);
+    assert_eq!(runnable(&to), [(16, 100), (32, 100)]);
 }
