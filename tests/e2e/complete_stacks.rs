@@ -100,6 +100,7 @@ fn native() -> Result<Vec<(&'static str, Command)>> {
         "forks",
         "vfork",
         "stack_realign",
+        "takes_off",
         "zero",
     ] {
         commands.push((name, with(targets::c(name).build()?, &["400"])));

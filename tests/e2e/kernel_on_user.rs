@@ -1,5 +1,7 @@
 //! Kernel on top of user: one stack from the kernel function to the caller's caller.
 
+use std::process::Command;
+
 use anyhow::Result;
 use strata_tests::running::Running;
 use strata_tests::stacks::Stack;
@@ -33,6 +35,41 @@ fn reading_dev_zero_shows_kernel_libc_and_caller_in_one_stack() -> Result<()> {
     }
     assert!(in_kernel.total() as f64 > 0.9 * own.total() as f64);
     assert!(own.total() > 200 && joined > 0.98 && reading > 0.9);
+    Ok(())
+}
+
+/// Workers of the kernel in a process, which never run any of its code: their stacks are the kernel's, whole.
+#[test]
+fn workers_of_io_uring_have_whole_stacks_in_the_kernel() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let program = targets::c("io_workers").build()?;
+    if Command::new(&program).arg("0").status()?.code() == Some(77) {
+        strata_skip::skipped!("the kernel allows no io_uring here");
+        return Ok(());
+    }
+    let recorded = strata::record()?
+        .frequency(499)
+        .option("-e", "cpu,wall,off_cpu")
+        .command(program, &["4"])
+        .run()?;
+    let profile = recorded.profile()?;
+    for kind in ["cpu", "wall", "off_cpu"] {
+        let stacks = profile.stacks_of(kind)?;
+        let workers = stacks.that(|stack| stack.frames.iter().any(|f| f.name == "io_wq_worker"));
+        let whole = workers.share_that(|stack| {
+            stack.frames.iter().all(|frame| frame.is_kernel())
+                && stack.frames.last().is_some_and(|frame| frame.name.contains("ret_from_fork"))
+        });
+        let in_call = workers.that(|stack| stack.labels.contains_key("syscall")).total();
+        println!("{kind}: {} of {}, {whole:.3} whole", workers.total(), stacks.total());
+        for stack in workers.stacks.iter().take(3) {
+            println!("  {} x {}", stack.count, stack.line());
+        }
+        assert!(whole > 0.999 && in_call == 0, "{kind}");
+        let least = if kind == "off_cpu" { 0.01 } else { 0.3 };
+        assert!(workers.total() as f64 > least * stacks.total() as f64, "{kind}");
+    }
+    assert_eq!(recorded.summary()?.losses_named(&["stack_unsupported_code"]), 0);
     Ok(())
 }
 

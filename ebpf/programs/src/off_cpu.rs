@@ -35,7 +35,7 @@ use strata_abi::tables::UNWANTED_OFF_CPU;
 use strata_abi::wait_pace::{self, Block, MAX_SHIFT};
 use strata_abi::wait_slots;
 
-use crate::arch::{SAVED_MODE, SAVED_SP, SAVED_SYSCALL, is_native, is_user};
+use crate::arch::{SAVED_MODE, SAVED_SP, SAVED_SYSCALL, is_native};
 use crate::context::read_context;
 use crate::maps::{
     CpuPace, HOST_WINDOWS, Hot, OFF_CPU_CACHE, OFF_CPU_HOT, OFF_CPU_PACES, OFF_CPU_RECORD,
@@ -44,8 +44,8 @@ use crate::maps::{
     wait_cpus, wait_seed, window_shift,
 };
 use crate::sampler::{
-    BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, Whose, emit, fill_header, has_program, kernel_stack,
-    raw_stack, saved, user_stack, waits_ring,
+    BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, Whose, emit, fill_header, has_program, has_user_mode,
+    kernel_stack, raw_stack, saved, user_stack, waits_ring,
 };
 use crate::task::{field, word};
 
@@ -602,9 +602,9 @@ fn send_begin(context: &BtfTracePointContext, state: u32, weight: u32) {
     };
     read_context(&mut record.header, task);
     // SAFETY: bpf_task_pt_regs returns a trusted pointer; the offset lies within pt_regs.
-    let mode = unsafe { saved(registers, SAVED_MODE) };
+    let (mode, has_user_mode) = unsafe { (saved(registers, SAVED_MODE), has_user_mode(registers)) };
     let mut words = record.header.kernel_frames as u64;
-    if !is_user(mode) || !has_program(task) {
+    if !has_user_mode || !has_program(task) {
         record.header.end = End::KernelOnly as u8;
     } else if !is_native(mode) {
         record.header.end = End::Compat as u8;
@@ -625,8 +625,9 @@ fn send(record: &mut Record, hot: &mut Hot, words: u64, registers: *const u8) {
     // SAFETY: as in `send_begin`.
     let syscall = unsafe { saved(registers, SAVED_SYSCALL) };
     let state = record.header.value >> RAN_BITS;
-    // SAFETY: as above. Calls of 32-bit programs have numbers of their own.
-    let is_native = is_native(unsafe { saved(registers, SAVED_MODE) });
+    // SAFETY: as above. Calls of 32-bit programs have numbers of their own; a worker of the kernel has that
+    // of its maker.
+    let is_native = unsafe { has_user_mode(registers) && is_native(saved(registers, SAVED_MODE)) };
     let in_syscall = state != STATE_RUNNABLE && is_native && (syscall as i32) >= 0;
     put(record, words as usize, state);
     put(record, words as usize + 1, if in_syscall { syscall as u32 as u64 } else { NO_SYSCALL });

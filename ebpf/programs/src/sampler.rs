@@ -86,10 +86,10 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     };
     read_context(&mut record.header, task);
     // SAFETY: bpf_task_pt_regs returns a trusted pointer; the offsets lie within pt_regs.
-    let mode = unsafe { saved(registers, SAVED_MODE) };
+    let (mode, has_user_mode) = unsafe { (saved(registers, SAVED_MODE), has_user_mode(registers)) };
     let mut words = record.header.kernel_frames as u64;
     let mut wakeup = BPF_RB_NO_WAKEUP;
-    if !is_user(mode) || in_kernel && !has_program(task) {
+    if in_kernel && !(has_user_mode && has_program(task)) {
         record.header.end = End::KernelOnly as u8;
     } else if !is_native(mode) {
         record.header.end = End::Compat as u8;
@@ -143,6 +143,21 @@ pub fn has_program(task: *mut task_struct) -> bool {
         // Said once everything is mapped, just before the registers are the new program's.
         start_code == 0
             || core::ptr::read_volatile(memory.add(start_code as usize).cast::<u64>()) != 0
+    }
+}
+
+/// Whether a thread's saved registers are those of user mode. A worker of the kernel in a process (of
+/// io_uring, or vhost) never enters it: its program counter and stack pointer there are 0
+/// (`copy_thread` in arch/x86/kernel/process.c, Linux 6.12).
+///
+/// # Safety
+/// `registers` must be what bpf_task_pt_regs returned.
+#[inline(always)]
+pub unsafe fn has_user_mode(registers: *const u8) -> bool {
+    // SAFETY: the offsets lie within `struct pt_regs`.
+    unsafe {
+        is_user(saved(registers, SAVED_MODE))
+            && saved(registers, SAVED_PC) | saved(registers, SAVED_SP) != 0
     }
 }
 

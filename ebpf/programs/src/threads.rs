@@ -28,13 +28,15 @@ use strata_abi::record::{
 };
 use strata_abi::tables::{Pass, UNWANTED_WALL, Walking};
 
-use crate::arch::{SAVED_MODE, SAVED_SYSCALL, is_native, is_user};
+use crate::arch::{SAVED_MODE, SAVED_SYSCALL, is_native};
 use crate::maps::{
     Hot, PASS, PROCESSES, QUARANTINE, QUARANTINED_USERS, Record, SEEN, Seen, THREADS_CACHE,
     THREADS_HOT, THREADS_RECORD, WALKING, activity_offsets, count, is_left_out, task_mm,
     task_offsets, user_offsets, wanted_process,
 };
-use crate::sampler::{BPF_RB_NO_WAKEUP, Whose, emit, has_program, saved, threads_ring, user_stack};
+use crate::sampler::{
+    BPF_RB_NO_WAKEUP, Whose, emit, has_program, has_user_mode, saved, threads_ring, user_stack,
+};
 use crate::task::{byte, field, word};
 
 /// `struct bpf_iter__task` (kernel/bpf/task_iter.c).
@@ -402,11 +404,11 @@ fn walk_stack(record: &mut Record, task: *mut task_struct, slot: u32, kernel_onl
     // SAFETY: the task is valid for the whole program; the offset lies within pt_regs.
     let (registers, mode) = unsafe {
         let registers = bpf_task_pt_regs(task) as *const u8;
+        if !has_user_mode(registers) {
+            return;
+        }
         (registers, saved(registers, SAVED_MODE))
     };
-    if !is_user(mode) {
-        return;
-    }
     if !is_native(mode) {
         record.header.end = End::Compat as u8;
         return;
@@ -452,13 +454,13 @@ fn send(record: &mut Record, hot: &mut Hot, task: *mut task_struct, walking: &Wa
         let registers = bpf_task_pt_regs(task) as *const u8;
         let delay = if offsets.delay == 0 { 0 } else { word(task, offsets.delay as u64) };
         let run = word(task, offsets.run as u64);
-        let is_native = is_native(saved(registers, SAVED_MODE));
+        let is_native = has_user_mode(registers) && is_native(saved(registers, SAVED_MODE));
         (saved(registers, SAVED_SYSCALL), run, delay, is_native)
     };
     let Header { kernel_frames, user_frames, .. } = record.header;
     let words = kernel_frames as usize + user_frames as usize;
     let state = walking.state as u64;
-    // Calls of 32-bit programs have numbers of their own.
+    // Calls of 32-bit programs have numbers of their own; a worker of the kernel has that of its maker.
     let is_waiting = state != STATE_RUNNABLE && state != STATE_RUNNING;
     let in_syscall = is_waiting && is_native && (syscall as i32) >= 0;
     // SAFETY: as in `state_of`.

@@ -73,7 +73,9 @@ fn to_caller<M: Machine>(
     cfa: u64,
     word: Packed,
 ) -> Option<End> {
-    if cfa.wrapping_sub(frame.sp) as i64 <= 0 {
+    let grown = cfa.wrapping_sub(frame.sp) as i64;
+    // The innermost function may have taken its return address off the stack (OCaml's `caml_c_call`).
+    if grown <= 0 && (grown < 0 || frame.exact & EXACT == 0) {
         return Some(End::StackNotGrowing);
     }
     let fp_below = word.fp_below();
