@@ -81,6 +81,32 @@ fn java_shows_its_methods() -> Result<()> {
     Ok(())
 }
 
+/// Code that a program has copied to memory without a file, at its own place: before the recording, and while
+/// it is recorded.
+#[test]
+fn code_that_a_program_copies_for_huge_pages_is_its_files() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let program = targets::c("copies_its_code").flag("-fno-toplevel-reorder").build()?;
+    let mut running = Running::start(&program, &["100"])?;
+    running.wait_for_line("copied", PATIENCE)?;
+    let before = strata::record()?.frequency(499).pid(running.pid()).seconds(2.0).run()?;
+    let meanwhile = strata::record()?.frequency(499).command(&program, &["2"]).run()?;
+    for (when, recorded) in [("before", before), ("meanwhile", meanwhile)] {
+        let stacks = recorded.stacks()?.of_comm("copies_its_code");
+        let whole = stacks.share_that(|stack| {
+            let names = ["burns_copied", "calls_copied", "stays_behind", "_start"];
+            names.iter().all(|name| stack.has(name))
+        });
+        println!("{when}: {} samples, {whole:.3} whole", stacks.total());
+        for stack in stacks.stacks.iter().take(3) {
+            println!("  {} x {}", stack.count, stack.line());
+        }
+        // What runs before the process has been read, and outside of the loop.
+        assert!(whole > 0.95 && stacks.total() > 100, "{when}");
+    }
+    Ok(())
+}
+
 #[test]
 fn calls_through_code_written_at_run_time_keep_their_callers() -> Result<()> {
     let _machine = machine::long_beside_others()?;

@@ -22,6 +22,8 @@ const AGAIN: Duration = Duration::from_secs(10);
 const BEING_READ: Duration = Duration::from_secs(1);
 /// Stacks that end in memory that is not mapped before their process is read.
 const SUSPICIOUS: u32 = 3;
+/// Reads of a process that maps memory in the middle of a file's code which do not wait for [`AGAIN`].
+const MOST_AT_ONCE: u8 = 4;
 /// Processes that are suspected at the same time.
 const MOST_SUSPECTS: usize = 4096;
 
@@ -39,6 +41,8 @@ pub(super) struct Repairs {
 struct Suspect {
     stacks: u32,
     read: Option<Instant>,
+    /// Reads of it that did not wait, after [`Repairs::maps_in_file`].
+    at_once: u8,
 }
 
 impl Repairs {
@@ -66,6 +70,18 @@ impl Repairs {
         read.is_none_or(|since| since < BEING_READ || since >= AGAIN)
     }
 
+    /// A process has mapped memory in the middle of a file's code, as far as is known. It is read at
+    /// once, some times also if it was read lately: it may be starting.
+    pub fn maps_in_file(&mut self, pid: u32, now: Instant) {
+        self.is_missing_some(pid, now);
+        if let Some(suspect) = self.suspects.get_mut(&pid)
+            && suspect.at_once < MOST_AT_ONCE
+        {
+            suspect.at_once += 1;
+            suspect.read = None;
+        }
+    }
+
     /// From now on a process's mapping events are skipped: it is read when that ends.
     pub fn was_muted(&mut self, pid: u32) {
         self.read_later(pid);
@@ -75,7 +91,7 @@ impl Repairs {
     fn read_later(&mut self, pid: u32) {
         if self.suspects.len() < MOST_SUSPECTS || self.suspects.contains_key(&pid) {
             let read = Some(Instant::now());
-            self.suspects.insert(pid, Suspect { stacks: SUSPICIOUS, read });
+            self.suspects.insert(pid, Suspect { stacks: SUSPICIOUS, read, at_once: MOST_AT_ONCE });
         }
     }
 
@@ -88,7 +104,7 @@ impl Repairs {
         self.suspects.retain(|pid, suspect| {
             if suspect.stacks >= SUSPICIOUS && is_old(suspect.read) {
                 due.push(*pid);
-                *suspect = Suspect { stacks: 0, read: Some(now) };
+                *suspect = Suspect { stacks: 0, read: Some(now), ..*suspect };
             }
             suspect.stacks > 0 || !is_old(suspect.read)
         });
@@ -178,6 +194,21 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_copies_its_code_is_read_at_once_and_not_without_end() {
+        let now = Instant::now();
+        let mut repairs = Repairs::default();
+        repairs.is_missing_some(7, now);
+        assert_eq!(repairs.due(now), [7]);
+        let again = || {
+            repairs.maps_in_file(7, now);
+            repairs.due(now).len()
+        };
+        let reads: usize = std::iter::repeat_with(again).take(100).sum();
+        assert_eq!(reads, usize::from(MOST_AT_ONCE));
+        assert_eq!(repairs.due(now + AGAIN), [7]);
+    }
 
     #[test]
     fn a_process_is_read_when_its_stacks_lead_nowhere_again_and_again() {

@@ -151,6 +151,12 @@ impl Engine {
                     }
                 }
                 Change::Mapped { pid, mapping } => {
+                    if mapping.backing == Backing::Anonymous
+                        && self.table.get(pid).is_some_and(|p| p.space.is_in_file(mapping.start))
+                    {
+                        // Whether that file is still around it is known by reading.
+                        self.processes.repairs.maps_in_file(pid, self.turn.now);
+                    }
                     // Others are examined when they are sampled and turn out to be selected.
                     if self.selection.is_chosen(pid) || self.is_sampled(pid) {
                         self.loading.first_seen(&self.table, pid, &mapping);

@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::time::{Duration, Instant};
 
+use super::space;
 use super::table::{Change, Existing, Mapping, ProcessTable, Threads};
 use crate::blocking_reader::{BlockingReader, Missing, Patience, Ticket, owner_of};
 use crate::image_id::ImageId;
@@ -249,6 +250,7 @@ impl Found {
                 });
             }
         }
+        space::give_to_files(&mut mappings);
         mappings
     }
 }

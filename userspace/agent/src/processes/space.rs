@@ -80,6 +80,19 @@ impl Space {
                 .is_some_and(|old| old.backing == new.backing && new.end <= old.end)
     }
 
+    /// Whether memory without a file at this address is in the middle of a file's code, as far as is
+    /// known: see [`give_to_files`]. What is around it may have been unmapped, which no event reports.
+    pub fn is_in_file(&self, address: u64) -> bool {
+        let after = self.mappings.partition_point(|mapping| mapping.start <= address);
+        let around = after.checked_sub(2).and_then(|first| self.mappings.get(first..=after));
+        let three: Option<[Mapping; 3]> = around.and_then(|around| around.try_into().ok());
+        three.is_some_and(|mut mappings| {
+            let before = mappings;
+            give_to_files(&mut mappings);
+            mappings != before
+        })
+    }
+
     /// Whether further mappings are refused. Most of them may be unmapped, which no event reports.
     pub fn is_full(&self) -> bool {
         self.mappings.len() >= MAX_MAPPINGS
@@ -148,6 +161,37 @@ impl Space {
         self.mappings = Arc::default();
         for mapping in mappings {
             self.map(*mapping);
+        }
+    }
+}
+
+/// Memory without a file in the middle of a file's code has that code: the program has copied it there,
+/// to have it on huge pages (Node's `--use-largepages`, PHP's `opcache.huge_code_pages`). The mappings
+/// are sorted.
+pub fn give_to_files(mappings: &mut [Mapping]) {
+    let mut last: Option<(usize, Mapping)> = None;
+    for at in 0..mappings.len() {
+        let Some(&this) = mappings.get(at) else { return };
+        let touches =
+            at.checked_sub(1).and_then(|at| mappings.get(at)).is_some_and(|m| m.end == this.start);
+        last = last.filter(|_| touches);
+        match this.backing {
+            Backing::Anonymous => {}
+            Backing::File(_) => {
+                let offset_of = |file: &Mapping, start: u64| {
+                    file.offset.wrapping_add(start.wrapping_sub(file.start))
+                };
+                if let Some((first, file)) = last.filter(|(_, file)| {
+                    file.backing == this.backing && offset_of(file, this.start) == this.offset
+                }) {
+                    for between in mappings.get_mut(first + 1..at).unwrap_or_default() {
+                        between.backing = file.backing;
+                        between.offset = offset_of(&file, between.start);
+                    }
+                }
+                last = Some((at, this));
+            }
+            Backing::Runtime | Backing::Vdso => last = None,
         }
     }
 }
@@ -241,6 +285,41 @@ mod tests {
         let epoch = space.epoch;
         space.map(runtime(AREA + 0x2_0000));
         assert_eq!(space.epoch, epoch, "it is known to hold generated code");
+    }
+
+    #[test]
+    fn what_is_copied_to_memory_in_the_middle_of_a_file_is_that_file_again() {
+        let anonymous = |start, end| Mapping { backing: Backing::Anonymous, ..file(start, end, 0) };
+        let after = file(0x40_0000, 0x50_0000, 0x2f_0000);
+        let mut mappings = [
+            file(0x11_0000, 0x20_0000, 0),
+            anonymous(0x20_0000, 0x30_0000),
+            anonymous(0x30_0000, 0x40_0000),
+            after,
+        ];
+        let mut moved = mappings;
+        give_to_files(&mut mappings);
+        let whole = [0, 0xf_0000, 0x1f_0000, 0x2f_0000];
+        assert_eq!(mappings.map(|mapping| mapping.offset), whole);
+        assert!(mappings.iter().all(|mapping| mapping.backing == after.backing));
+        // Of another file, or of another part, or with a gap: code of its own.
+        for other in [
+            Mapping { backing: Backing::File(FileId(2)), ..after },
+            Mapping { offset: 0x30_0000, ..after },
+            Mapping { start: 0x40_1000, offset: 0x2f_1000, ..after },
+        ] {
+            moved[3] = other;
+            let before = moved;
+            give_to_files(&mut moved);
+            assert_eq!(moved, before);
+        }
+        let mut space = Space::default();
+        space.map(file(0x11_0000, 0x50_0000, 0));
+        assert!(!space.is_in_file(0x20_0000));
+        space.map(anonymous(0x20_0000, 0x40_0000));
+        assert!(space.is_in_file(0x20_0000) && !space.is_in_file(0x11_0000));
+        space.map(anonymous(0x40_0000, 0x50_0000));
+        assert!(!space.is_in_file(0x20_0000));
     }
 
     #[test]
