@@ -174,6 +174,7 @@ impl Engine {
         scanner.scan(&mut table);
         let loading = Loading::start(&mut programs, &mut store).map_err(EngineError::Files)?;
         let selection = Selection::new(options.wanted, &table);
+        table.forget_refusals(|pid| selection.surely_drops(pid));
         let waits = match options.kinds.contains(Kind::OffCpu) {
             true => Waits::sampled(),
             false => Waits::default(),

@@ -91,10 +91,10 @@ impl Engine {
     /// Applies the events up to now, and returns them.
     fn drain_events(&mut self) -> u64 {
         let now = monotonic_nanos();
-        let table = &mut self.table;
-        self.events
-            .sideband
-            .drain(&mut self.events.drained, |pid, time| table.passes_over(pid, time));
+        let (table, selection) = (&mut self.table, &self.selection);
+        self.events.sideband.drain(&mut self.events.drained, |pid, time| {
+            table.passes_over(pid, time, !selection.surely_drops(pid))
+        });
         self.events.in_order.take_in(&mut self.events.drained, now);
         now
     }
@@ -111,7 +111,13 @@ impl Engine {
             {
                 wall.end(tid, event.time, &mut self.aggregate);
             }
-            match self.table.apply(&event.event, event.time) {
+            let is_unwanted =
+                matches!(event.event, Event::Mmap { pid, .. } if self.selection.surely_drops(pid));
+            let change = match is_unwanted {
+                true => self.table.apply_unwanted(&event.event, event.time),
+                false => self.table.apply(&event.event, event.time),
+            };
+            match change {
                 Change::None => {}
                 Change::Forked { pid, parent } => {
                     self.selection.forked(pid, parent);

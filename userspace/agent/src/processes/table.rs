@@ -437,11 +437,26 @@ impl ProcessTable {
         self.processes.get(&pid).is_some_and(|process| process.events.is_muted(time))
     }
 
-    /// Whether a process's mapping event is skipped, which is counted.
-    pub fn passes_over(&mut self, pid: u32, time: u64) -> bool {
+    /// Whether a process's mapping event is skipped, which is counted where the process is `wanted`.
+    pub fn passes_over(&mut self, pid: u32, time: u64, is_wanted: bool) -> bool {
         let is_muted = self.is_muted(pid, time);
-        self.muted_events += u64::from(is_muted);
+        self.muted_events += u64::from(is_muted && is_wanted);
         is_muted
+    }
+
+    /// What processes that are not recorded were refused so far is no loss.
+    pub fn forget_refusals(&mut self, is_unwanted: impl Fn(u32) -> bool) {
+        let unwanted = self.processes.iter().filter(|(pid, _)| is_unwanted(**pid));
+        let refused: u64 = unwanted.map(|(_, process)| process.space.refused).sum();
+        self.refused_mappings = self.refused_mappings.saturating_sub(refused);
+    }
+
+    /// Applies an event of a process that is not recorded: what it was refused is no loss.
+    pub fn apply_unwanted(&mut self, event: &Event, time: u64) -> Change {
+        let before = (self.refused_mappings, self.muted_events);
+        let change = self.apply(event, time);
+        (self.refused_mappings, self.muted_events) = before;
+        change
     }
 
     /// Puts a process in place of the one that had its number.
@@ -689,6 +704,30 @@ mod tests {
         table.repair(7, "churn", &[last], 1);
         assert_eq!(table.get(7).map(|process| process.space.mappings().to_vec()), Some(vec![last]));
         assert!(matches!(map_at(&mut table, more), Change::Mapped { .. }));
+    }
+
+    #[test]
+    fn what_processes_that_are_not_recorded_map_is_no_loss() {
+        let mut table = ProcessTable::default();
+        let page = |number: u64| file(number * 0x2000, number * 0x2000 + 0x1000, 0);
+        for (pid, more) in [(7, 3), (8, 5)] {
+            let pages = (0..(MAX_MAPPINGS + more) as u64).map(page).collect();
+            table.insert_existing(existing(pid, "wide"), pages);
+        }
+        table.forget_refusals(|pid| pid == 8);
+        assert_eq!(table.refused_mappings, 3);
+        let more = mapped(8, 0x7f00_0000_0000, b"/tmp/x");
+        assert_eq!(table.apply_unwanted(&more, 1), Change::Refused { pid: 8 });
+        assert_eq!(table.refused_mappings, 3);
+        let muted = |table: &mut ProcessTable| {
+            while !table.is_muted(8, 2) {
+                table.apply_unwanted(&more, 2);
+            }
+            table.muted_events
+        };
+        assert_eq!(muted(&mut table), 0);
+        assert!(table.passes_over(8, 2, false) && table.muted_events == 0);
+        assert!(table.passes_over(8, 2, true) && table.muted_events == 1);
     }
 
     #[test]
