@@ -399,6 +399,38 @@ mod tests {
     }
 
     #[test]
+    fn a_process_that_is_not_read_because_others_of_its_user_hang_is_read_later() {
+        use std::os::unix::process::CommandExt;
+        let sleeps = |_| {
+            let mut command = std::process::Command::new("sleep");
+            command.arg("60").uid(65_534).spawn().expect("it starts")
+        };
+        let mut children: Vec<_> = (0..PATIENCE.of_one + 2).map(sleeps).collect();
+        let mut scanner = Scanner::with(|_| {
+            loop {
+                std::thread::park();
+            }
+        });
+        let mut table = ProcessTable::default();
+        for child in &children {
+            table.insert_unknown(child.id(), "sleep");
+            assert!(scanner.ask_repair(&table, child.id()));
+        }
+        let mut later = Vec::new();
+        while !scanner.asked.is_empty() {
+            later.extend(scanner.take_repairs(&mut table, 1));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for child in &mut children {
+            child.kill().expect("it was there");
+            child.wait().expect("it was there");
+        }
+        let left = children.iter().skip(PATIENCE.of_one);
+        let expected: Vec<_> = left.map(|child| Repair::Later { pid: child.id() }).collect();
+        assert_eq!(later, expected);
+    }
+
+    #[test]
     fn neither_a_kernel_thread_nor_a_process_that_may_not_be_read_is_gone() {
         const UNREADABLE: u32 = 8;
         let mut scanner = Scanner::with(|pid| {
