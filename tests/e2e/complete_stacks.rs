@@ -101,6 +101,7 @@ fn native() -> Result<Vec<(&'static str, Command)>> {
         "vfork",
         "stack_realign",
         "takes_off",
+        "thread_starts",
         "zero",
     ] {
         commands.push((name, with(targets::c(name).build()?, &["400"])));

@@ -28,7 +28,8 @@ use strata_abi::step::Frame;
 use strata_abi::tables::{PROCESS_PATIENT, PROCESS_SKIP, Process};
 
 use crate::arch::{
-    SAVED_EXTRA, SAVED_FP, SAVED_MODE, SAVED_PC, SAVED_SP, is_native, is_user, saved_register,
+    CLONE, CLONE3, SAVED_EXTRA, SAVED_FIRST, SAVED_FP, SAVED_MODE, SAVED_PC, SAVED_RESULT,
+    SAVED_SECOND, SAVED_SP, SAVED_SYSCALL, is_native, is_user, saved_register,
 };
 use crate::context::read_context;
 use crate::go_stacks::{LEFT_FP_WORD, LEFT_SP_WORD, other_stack};
@@ -238,6 +239,33 @@ pub enum Whose {
     Other(*mut task_struct),
 }
 
+/// Whether the current thread has not left the system call yet that made it, with a stack of its own: it has
+/// been nowhere, and no call has led to where it goes on.
+///
+/// # Safety
+/// `registers` must be what bpf_task_pt_regs returned.
+#[inline(always)]
+unsafe fn begins_on_own_stack(registers: *const u8) -> bool {
+    // SAFETY: the offsets lie within `struct pt_regs`; the helper checks the source.
+    unsafe {
+        let call = saved(registers, SAVED_SYSCALL) as u32;
+        if call != CLONE && call != CLONE3 || saved(registers, SAVED_RESULT) != 0 {
+            return false;
+        }
+        let mut stack = saved(registers, SAVED_SECOND);
+        if call == CLONE3 {
+            let at = saved(registers, SAVED_FIRST).wrapping_add(STACK_OF_CLONE);
+            if bpf_probe_read_user((&raw mut stack).cast(), 8, at as *const c_void) != 0 {
+                return false;
+            }
+        }
+        stack != 0
+    }
+}
+
+/// `stack` in `struct clone_args` (include/uapi/linux/sched.h).
+const STACK_OF_CLONE: u64 = 40;
+
 /// Unwinds the user stack of a thread; false when the kernel has no tables for it yet.
 #[inline(always)]
 pub fn user_stack(
@@ -282,9 +310,17 @@ pub fn user_stack(
     hot.left_goroutine = 0;
     hot.user_frames = 0;
     hot.max_frames = max_frames();
+    // SAFETY: as above.
+    let begins = task.is_null() && unsafe { begins_on_own_stack(registers) };
+    if begins {
+        hot.max_frames = 1;
+    }
     hot.first_word = record.header.kernel_frames as u32;
     let mut walked = Walk { hot, record, cache, task, registers: registers.cast() };
     walk(&mut walked);
+    if begins && hot.end != End::NoMapping as u32 {
+        hot.end = End::Complete as u32;
+    }
     if hot.end == End::NoMapping as u32 && hot.process.captures != 0 {
         // SAFETY: a map value; a lost update only sends one raw stack more.
         unsafe {

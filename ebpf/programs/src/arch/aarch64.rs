@@ -16,6 +16,15 @@ pub const SAVED_ARGUMENT: usize = 0;
 /// The system call's number, or something negative outside of one (32 bits): `syscallno`.
 pub const SAVED_SYSCALL: usize = 280;
 
+/// Of a system call: its result, and its first two arguments (the first one as it was: `orig_x0`).
+pub const SAVED_RESULT: usize = 0;
+pub const SAVED_FIRST: usize = 272;
+pub const SAVED_SECOND: usize = 8;
+
+/// The system calls that make threads (include/uapi/asm-generic/unistd.h).
+pub const CLONE: u32 = 220;
+pub const CLONE3: u32 = 435;
+
 /// The exception level's bits of PSTATE; 0 is user mode.
 const MODE_MASK: u64 = 0xf;
 /// A 32-bit program.

@@ -17,6 +17,15 @@ pub const SAVED_ARGUMENT: usize = 112;
 /// The system call's number, or something negative outside of one (32 bits): ORIG_RAX.
 pub const SAVED_SYSCALL: usize = 120;
 
+/// Of a system call: its result (-ENOSYS until it has one), and its first two arguments.
+pub const SAVED_RESULT: usize = 80;
+pub const SAVED_FIRST: usize = 112;
+pub const SAVED_SECOND: usize = 104;
+
+/// The system calls that make threads (arch/x86/entry/syscalls/syscall_64.tbl).
+pub const CLONE: u32 = 56;
+pub const CLONE3: u32 = 435;
+
 /// Code segment of 64-bit user mode (arch/x86/include/asm/segment.h).
 const USER64_CS: u64 = 0x33;
 
