@@ -208,6 +208,12 @@ fn what_comes_and_goes_leaves_nothing_behind() -> Result<()> {
     assert!(after.open.maps <= before.open.maps + 11, "BPF maps stay");
     let status = daemon.status()?;
     assert_eq!(number(&status, "profiles.dropped"), 0.0);
+    // Of many .NET programs, the lasting one is read now, and what else the host has.
+    let [attached, read] = ["dotnet.attached", "dotnet.read_now"].map(|name| number(&status, name));
+    assert!(read >= 1.0 && read + 6.0 <= attached, "{attached} attached, {read} read now");
+    let [all, sampled] =
+        ["processes", "sampled_processes"].map(|name| number(&status, &format!("sampling.{name}")));
+    assert!((1.0..=all).contains(&sampled), "{sampled} of {all} processes");
     let ended = daemon.end()?;
     assert!(ended.status.success(), "{}", ended.stderr);
     Ok(())

@@ -95,6 +95,8 @@ pub struct Totals {
     /// Those of them that strata has loaded it into.
     pub loaded: u64,
     pub detached: u64,
+    /// Processes whose bridge is read now.
+    pub read_now: usize,
     pub methods: u64,
     /// By pid: the reason why not.
     pub refused: Vec<(u32, String)>,
@@ -719,6 +721,7 @@ impl Managed {
         };
         for target in self.targets.values() {
             totals.methods += target.runtime.methods();
+            totals.read_now += usize::from(matches!(target.state, State::Attached(_)));
             totals.lost += target.lost_in_all();
             totals.allocation_windows.add(target.events.allocation_windows.seen());
             if let Some(why) = target.events.missing() {

@@ -289,8 +289,9 @@ impl ProcessMetadata {
         self.reader.figures()
     }
 
-    pub fn len(&self) -> usize {
-        self.kept.len()
+    /// How many of the sampled processes are still there.
+    pub fn living(&self, table: &ProcessTable) -> usize {
+        self.kept.keys().filter(|image| !table.has_ended(**image)).count()
     }
 
     /// Bytes of environments kept.

@@ -156,8 +156,14 @@ fn targets(status: &Status) -> impl Iterator<Item = Single> {
         (
             "dotnet_attached_total",
             COUNTER,
-            ".NET processes whose bridge strata reads.",
+            ".NET processes that strata has attached to.",
             status.dotnet.attached as f64,
+        ),
+        (
+            "dotnet_bridges",
+            GAUGE,
+            "Bridges in .NET processes that strata reads now.",
+            status.dotnet.read_now as f64,
         ),
         (
             "dotnet_refused",

@@ -132,8 +132,11 @@ pub struct Profiles {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DotNet {
+    /// Since the start.
     pub attached: u64,
     pub detached: u64,
+    /// Whose bridge is read now.
+    pub read_now: usize,
     pub waiting: usize,
     pub methods: u64,
     pub refused: Vec<RefusedProcess>,

@@ -114,7 +114,8 @@ fn targets(status: &Status, lines: &mut Vec<String>) {
     lines.push(match dotnet.policy.as_str() {
         "off" => ".NET           off (dotnet.bridge): methods have no names".to_owned(),
         _ => format!(
-            ".NET           {} attached, {} waiting, {}",
+            ".NET           {} attached ({} since the start), {} waiting, {}",
+            dotnet.read_now,
             dotnet.attached,
             dotnet.waiting,
             counted(dotnet.methods, "method")

@@ -103,7 +103,7 @@ impl Daemon {
             highest_frequency: kernel_frequencies(&self.configuration).of(Kind::Cpu),
             trouble: engine.not_sampling().map(str::to_owned),
             processes: engine.table.count(),
-            sampled_processes: self.flusher.processes.len(),
+            sampled_processes: self.flusher.processes.living(&engine.table),
             samples: tally.samples,
             left_out: tally.left_out + engine.figures.deselected_samples,
             unattributed: tally.unattributed,
@@ -127,6 +127,7 @@ impl Daemon {
         DotNet {
             attached: totals.attached,
             detached: totals.detached,
+            read_now: totals.read_now,
             waiting: managed.candidates().count(),
             methods: totals.methods,
             policy: self.configuration.bridge.value.name().to_owned(),
