@@ -144,6 +144,29 @@ fn time_without_a_cpu_is_where_it_was_taken_away() -> Result<()> {
     Ok(())
 }
 
+/// Threads that live for milliseconds, most of which no pass meets: where they spend their time is where those do
+/// that passes meet.
+#[test]
+fn threads_that_live_between_two_passes_are_where_others_like_them_are() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let recorded =
+        record()?.option("-e", "wall").command(c_target("brief_threads")?, &["10"]).run()?;
+    let stacks = wall(&recorded)?;
+    let line = recorded.ended.stdout.lines().find(|line| line.starts_with("threads="));
+    let line = line.context("no line")?;
+    let measured = |name| number(line, name).with_context(|| line.to_owned());
+    let seen = |name: &str| seconds(stacks.stacks.iter().filter(|stack| has(stack, name)));
+    let [short, long] = ["naps_shortly", "naps_longer"];
+    let (truth, own) = ([measured(short)?, measured(long)?], [seen(short), seen(long)]);
+    let incomplete = seen("[incomplete]") / seconds(stacks.stacks.iter());
+    println!("{line}: naps {own:.2?} s of {truth:.2?}, {incomplete:.3} incomplete");
+    let share = |of: [f64; 2]| of[1] / (of[0] + of[1]);
+    let naps = (own[0] + own[1]) / (truth[0] + truth[1]);
+    assert!((share(own) - share(truth)).abs() < 0.12 && incomplete < 0.1);
+    assert!((naps - 1.0).abs() < 0.15 && seen("burns") > 0.8 * measured("burns")?);
+    Ok(())
+}
+
 /// Seconds of a wait: as the program measured it, as the recording has it, and that with its stack from
 /// the kernel's function to the thread's start.
 struct Waited {

@@ -11,6 +11,7 @@
 //! with yet is added by the thread's state, and deducted when they have.
 
 mod account;
+mod brief;
 mod by_process;
 
 use std::collections::HashMap;
@@ -25,6 +26,7 @@ use crate::processes::table::Space;
 use crate::random::Random;
 use account::{Account, LATER, Tally, is_blocked};
 pub use account::{Activity, Whole};
+use brief::BriefThreads;
 use by_process::ByProcess;
 
 /// Bytes of accounts with their stacks, of all processes ([`ThreadMemory`]).
@@ -43,6 +45,7 @@ pub struct Wall {
     threads: HashMap<u32, Account>,
     /// Their numbers, by process.
     by_process: ByProcess,
+    brief: BriefThreads,
     pub(super) memory: ThreadMemory<MOST_BYTES>,
     random: Random,
     /// The last process and thread that was looked for, and those that were not there.
@@ -63,6 +66,7 @@ impl Wall {
         Self {
             threads: HashMap::new(),
             by_process: ByProcess::default(),
+            brief: BriefThreads::default(),
             memory: ThreadMemory::default(),
             random: Random::new(),
             looked_for: (0, 0),
@@ -97,14 +101,20 @@ impl Wall {
                 before.settle(now.start, self.period, to);
             }
         }
+        let is_unmet = known.as_ref().is_none_or(|known| known.start == 0);
         let mut account = match known {
-            Some(known) if known.start != 0 => known,
+            Some(known) if !is_unmet => known,
             unsent => self.begin(unsent.unwrap_or_else(|| Account::unsent(thread, pid)), now),
         };
         if account.start == LATER {
             account.start = now.start.max(1);
         }
         if now.state == STATE_ENDED {
+            if is_unmet {
+                self.brief.lend(&mut account, &mut self.random);
+            } else if account.between_passes > 0 {
+                self.brief.ended(&account, time, &mut self.random);
+            }
             account.take(time, now, None, to);
             account.count(time, to);
             return;
@@ -112,15 +122,28 @@ impl Wall {
         account.thread = thread;
         account.pid = pid;
         account.take(time, now, whole, to);
+        if is_unmet && self.is_new(now) {
+            account.between_passes = time.saturating_sub(self.counted_from(now));
+        }
         self.insert(account);
+    }
+
+    /// When the time begins that is counted of a thread with a first record, if it was there then.
+    fn counted_from(&self, now: &Activity) -> u64 {
+        if now.previous == 0 { self.started } else { now.previous }
+    }
+
+    /// Whether a thread with a first record has begun since then.
+    fn is_new(&self, now: &Activity) -> bool {
+        now.start >= self.counted_from(now)
     }
 
     /// The account of a thread of which no record has come before.
     fn begin(&self, unsent: Account, now: &Activity) -> Account {
         // One that was there before sampling began, or was not selected before, has done what it
         // has done by now outside of its account; so has one whose program has just begun.
-        let from = if now.previous == 0 { self.started } else { now.previous };
-        let is_new = unsent.until == 0 && now.start >= from;
+        let from = self.counted_from(now);
+        let is_new = unsent.until == 0 && self.is_new(now);
         let past = |nanos: u64| Tally { seen: nanos, added: if is_new { 0 } else { nanos } };
         Account {
             start: now.start.max(1),
@@ -144,6 +167,9 @@ impl Wall {
         is_late: bool,
     ) {
         let whole = Arc::new(whole);
+        if !self.knows(header.tid) {
+            self.brief.ran((thread, header.pid), &whole, &mut self.random);
+        }
         if let Some(account) = self.threads.get_mut(&header.tid) {
             account.met = account.met.saturating_add(1);
             if account.running.len() >= MOST_RUNNING {
@@ -314,15 +340,17 @@ impl Wall {
 
     /// Whose they are, and what those had mapped.
     pub fn owners(&self) -> impl Iterator<Item = (ImageId, &Space)> + '_ {
-        self.threads.values().flat_map(|account| {
+        let threads = self.threads.values().flat_map(|account| {
             let places = account.place.iter().chain(&account.blocked).map(|place| &place.whole);
             let stacks = account.running.iter().chain(&account.ran).chain(places);
             stacks.map(|whole| (account.thread.image, &whole.stack.space))
-        })
+        });
+        threads.chain(self.brief.owners())
     }
 
     /// Forgets those of processes that are gone.
     pub fn retain(&mut self, is_there: impl Fn(u32) -> bool) {
+        self.brief.retain(&is_there);
         let (memory, by_process) = (&mut self.memory, &mut self.by_process);
         self.threads.retain(|tid, account| {
             let stays = is_there(account.pid);

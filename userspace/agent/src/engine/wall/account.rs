@@ -93,6 +93,16 @@ pub(super) struct Place {
     syscall: u64,
 }
 
+impl Place {
+    pub(super) fn is_blocked(&self) -> bool {
+        is_blocked(self.state)
+    }
+
+    pub(super) fn lacks_callers(&self) -> bool {
+        self.whole.lacks_tables()
+    }
+}
+
 /// A thread.
 pub(super) struct Account {
     pub(super) thread: ThreadKey,
@@ -125,6 +135,8 @@ pub(super) struct Account {
     /// Time on a CPU that has no stack yet, and when it was over.
     pub(super) unplaced: u64,
     pub(super) unplaced_until: u64,
+    /// Of a thread that was younger than the pass before when a pass met it first: the time between both.
+    pub(super) between_passes: u64,
     /// Its time was kept for the next count once, because where it waits has no callers yet.
     pub(super) is_held: bool,
 }
@@ -177,6 +189,7 @@ impl Account {
             ran: None,
             unplaced: 0,
             unplaced_until: 0,
+            between_passes: 0,
             is_held: false,
         }
     }

@@ -4,6 +4,7 @@ use strata_abi::record::{End, NO_SYSCALL, STATE_RUNNING};
 use strata_kinds::Kinds;
 
 use super::*;
+use crate::code_address::CodeAddress;
 use crate::engine::samples::tests::header;
 use crate::engine::waits::Stack;
 
@@ -279,4 +280,117 @@ fn time_without_callers_is_kept_for_the_next_count_once() {
     wall.take(&header, thread(1, 8), &activity(1, 1, 1, 0), without(), &mut to);
     let [one, _] = counted(&mut wall, 40, true);
     assert!(one >= 9.0, "{one}");
+}
+
+/// Seconds by state and the address of a stack's one frame; 0: none.
+fn seconds_at(aggregate: &Aggregate) -> BTreeMap<(String, u64), f64> {
+    let mut sums = BTreeMap::new();
+    for row in aggregate.rows() {
+        let state = aggregate.labels_of(row.labels)[0].1.to_string();
+        let place = aggregate.stack_of(row.stack).first().map(|at| {
+            match aggregate.code_address(*at as usize) {
+                // In the calls before these return addresses.
+                Some(CodeAddress::Unknown { address, .. }) => address + 1,
+                Some(CodeAddress::Marker(_)) => 0,
+                place => panic!("{place:?}"),
+            }
+        });
+        *sums.entry((state, place.unwrap_or(0))).or_insert(0.0) += row.value as f64 / 1e9;
+    }
+    sums
+}
+
+/// Ten threads of a program live between two passes; others with their name are met by one, and so are some with
+/// another name, and of another program.
+#[test]
+fn threads_that_no_pass_meets_are_where_passes_meet_others_like_them() {
+    let (mut wall, mut to) = (wall(), Aggregate::new(Kinds::NONE));
+    let began = 10 * SECOND;
+    let named = |image, tid, name: u8| ThreadKey { comm: [name; 16], ..thread(image, tid) };
+    let young =
+        |state| Activity { previous: began - 4 * SECOND, ..activity(state, began, 1, SECOND) };
+    let header_of = |tid: u32, seconds: u64| Header {
+        pid: 7,
+        tid,
+        time: began + seconds * SECOND,
+        ..header(0)
+    };
+    for (image, name, place) in [(1, 1, 16), (1, 2, 32), (2, 1, 48)] {
+        // Of some that live for a third of the time between two passes, the places are kept.
+        for tid in 20..30 {
+            let key = named(image, tid, name);
+            wall.take(&header_of(tid, 2), key, &young(1), at(place), &mut to);
+            let last = young(STATE_ENDED);
+            wall.take(&header_of(tid, 2), key, &last, at(0), &mut to);
+        }
+    }
+    // The CPU sampler has met one of them.
+    wall.note_running(&header_of(30, 1), named(1, 30, 1), at(64), false);
+    let mut brief = Aggregate::new(Kinds::NONE);
+    for tid in 30..40 {
+        let ended = young(STATE_ENDED);
+        wall.take(&header_of(tid, 4), named(1, tid, 1), &ended, at(0), &mut brief);
+    }
+    let expected =
+        BTreeMap::from([(("blocked".to_owned(), 16), 30.0), (("running".to_owned(), 64), 10.0)]);
+    assert_eq!(seconds_at(&brief), expected);
+    // No other thread like this one was met.
+    let mut other = Aggregate::new(Kinds::NONE);
+    wall.take(&header_of(50, 4), named(2, 50, 2), &young(STATE_ENDED), at(0), &mut other);
+    let nowhere =
+        BTreeMap::from([(("blocked".to_owned(), 0), 3.0), (("running".to_owned(), 0), 1.0)]);
+    assert_eq!(seconds_at(&other), nowhere);
+    wall.retain(|_| false);
+    assert_eq!(wall.owners().count(), 0);
+}
+
+#[test]
+fn places_of_brief_threads_are_bounded() {
+    let (mut wall, mut to) = (wall(), Aggregate::new(Kinds::NONE));
+    for number in 0..100_000u32 {
+        let comm = u128::from(number + 1).to_le_bytes();
+        let key = ThreadKey { comm, ..thread(1, 20) };
+        let header = Header { pid: 7, tid: 20, time: 12 * SECOND, ..header(0) };
+        let now = activity(1, 12 * SECOND, 1, 0);
+        let now = Activity { previous: SECOND, ..now };
+        wall.take(&header, key, &now, at(16), &mut to);
+        let last = Activity { state: STATE_ENDED, ..now };
+        wall.take(&header, key, &last, at(16), &mut to);
+    }
+    assert!((1_000..1_100).contains(&wall.owners().count()));
+}
+
+/// Threads of two kinds, of which one lives three times as long: together they are in both places as long as they
+/// were, though passes meet the long ones more often.
+#[test]
+fn threads_that_passes_meet_rarely_have_their_part() {
+    const PASS: u64 = SECOND / 20;
+    let mut all = Aggregate::new(Kinds::NONE);
+    let mut wall = wall();
+    wall.random = Random::of(1);
+    let (mut next, mut now) = (Random::of(7), 10 * SECOND);
+    let (mut before, mut pass) = (now - PASS, now);
+    for number in 0..40_000u32 {
+        let is_long = number % 2 == 1;
+        let life = if is_long { PASS * 3 / 5 } else { PASS / 5 };
+        let (began, ends) = (now, now + life);
+        let (tid, place) = (100 + number % 2, if is_long { 32 } else { 16 });
+        let header_at = |time: u64| Header { pid: 7, tid, time, ..header(0) };
+        let state = |state, previous| Activity { previous, ..activity(state, began, 1, 0) };
+        while pass < ends {
+            if pass >= began {
+                let met = state(1, before);
+                wall.take(&header_at(pass), thread(1, tid), &met, at(place), &mut all);
+            }
+            before = pass;
+            pass += PASS / 2 + next.next() % PASS;
+        }
+        wall.take(&header_at(ends), thread(1, tid), &state(STATE_ENDED, before), at(0), &mut all);
+        now = ends;
+    }
+    let sums = seconds_at(&all);
+    let of = |place| sums.get(&("blocked".to_owned(), place)).copied().unwrap_or_default();
+    println!("{sums:?}");
+    let share = of(32) / (of(16) + of(32));
+    assert!((share - 0.75).abs() < 0.02, "{share}");
 }
