@@ -51,7 +51,8 @@ impl Backend {
     pub(crate) fn spacing(&self, concurrency: usize) -> Duration {
         match self {
             Self::Pyroscope(settings) => pyroscope::spacing(settings, concurrency),
-            Self::Datadog(_) | Self::Otlp(_) => Duration::ZERO,
+            Self::Otlp(_) => pyroscope::time_of(2 * pyroscope::REQUEST, concurrency),
+            Self::Datadog(_) => Duration::ZERO,
         }
     }
 

@@ -1,7 +1,7 @@
 //! The requests of Pyroscope: `push.v1.PusherService/Push`, and `/ingest` of older servers.
 //!
 //! The messages are those of `api/push/v1/push.proto` (github.com/grafana/pyroscope). All series
-//! of a period go in one request, up to what the server lets through in one burst: a larger
+//! of a period go in few requests, each a part of what the server lets through in one burst: a larger
 //! request would be refused as too fast however often it is sent.
 
 use std::collections::HashMap;
@@ -24,6 +24,9 @@ use std::cell::RefCell;
 /// Below the server's default burst of 2 MiB, which counts a request's profiles uncompressed.
 const BURST: usize = 1_900_000;
 
+/// Bytes of a request. The burst is that of a tenant: other hosts and exporters send at the same time.
+pub(super) const REQUEST: usize = BURST / 4;
+
 /// What a server takes in a second by default, of one tenant: 4 MiB.
 const BYTES_A_SECOND: usize = 4 << 20;
 /// Requests at once that this is shared by; who allows more has a server that takes more.
@@ -37,7 +40,10 @@ pub(crate) fn spacing(settings: &Settings, concurrency: usize) -> Duration {
     if settings.api == Api::Ingest {
         return Duration::ZERO;
     }
-    let bytes = settings.batch_bytes.min(BURST);
+    time_of(settings.batch_bytes.min(BURST), concurrency)
+}
+
+pub(super) fn time_of(bytes: usize, concurrency: usize) -> Duration {
     let seconds = bytes as f64 / BYTES_A_SECOND as f64;
     let share = USUAL_CONCURRENCY as f64 / concurrency.max(USUAL_CONCURRENCY) as f64;
     Duration::from_secs_f64(seconds * share)
@@ -73,7 +79,7 @@ impl Default for Settings {
             limits: Limits {
                 depth: 1000,
                 samples: 16_000,
-                bytes: BURST,
+                bytes: REQUEST,
                 labels: 100,
                 texts: usize::MAX,
                 name_bytes: 1024,
@@ -84,7 +90,7 @@ impl Default for Settings {
             label_limits: LabelLimits { count: 30, name_bytes: 1024, value_bytes: 2048 },
             sample_labels: sample_labels::pyroscope_labels(),
             more_labels: Vec::new(),
-            batch_bytes: BURST,
+            batch_bytes: REQUEST,
         }
     }
 }

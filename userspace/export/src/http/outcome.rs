@@ -67,6 +67,7 @@ pub(crate) fn of_status(status: u16, wait: Option<Duration>, message: &str) -> O
                  address it leads to"
             ),
         },
+        500 if is_of_a_bad_request(message) => Outcome::Refused { status: Some(status), reason },
         // 408: the server gave up waiting for the request.
         408 | 429 | 500..=599 => Outcome::Retry { after: wait, reason },
         400 if is_of_tls(message) => Outcome::Denied {
@@ -99,6 +100,14 @@ fn is_of_an_ill_server(message: &str) -> bool {
     // What is quoted, a profile's labels for one, a process may have chosen.
     let own = message.split(['\'', '"', '{']).next().unwrap_or_default();
     texts.iter().chain(&more).any(|text| own.contains(text))
+}
+
+/// Whether an error of the server's has the text of a gRPC error that the request is at fault for, which would
+/// be sent again and again. Pyroscope answers OTLP so (grafana/pyroscope v2,
+/// `pkg/ingester/otlp/ingest_handler.go`): `rpc error: code = InvalidArgument desc = …`.
+fn is_of_a_bad_request(message: &str) -> bool {
+    let own = message.split(['\'', '"', '{']).next().unwrap_or_default();
+    own.contains("code = InvalidArgument")
 }
 
 /// `Retry-After`: seconds, or a date.
@@ -265,6 +274,19 @@ mod tests {
     use super::{LONGEST_WAIT, Outcome, message_of, of_grpc_status, of_status, percent_decoded};
     use super::{grpc_wait, retry_after, shown};
     use crate::http::secret::Secret;
+
+    #[test]
+    fn an_error_of_the_server_that_says_the_request_is_wrong_is_final() {
+        let refusal = "rpc error: code = InvalidArgument desc = sample values length mismatch 41 1";
+        assert!(matches!(
+            of_status(500, None, refusal),
+            Outcome::Refused { status: Some(500), .. }
+        ));
+        // What a process may have chosen is not the server's word.
+        for other in ["", "oops", "bad label \"code = InvalidArgument\""] {
+            assert!(matches!(of_status(500, None, other), Outcome::Retry { .. }), "{other}");
+        }
+    }
 
     #[test]
     fn only_the_network_too_much_and_an_ill_server_are_tried_again() {

@@ -345,12 +345,26 @@ impl Exporters {
             pending.profiles.entry(key).or_default().push(parcel.outgoing.clone());
         }
     }
+
+    /// Bytes of waiting profiles: one that waits for several exporters is there once.
+    fn waiting_bytes(&self) -> usize {
+        let mut seen = HashSet::new();
+        let profiles =
+            self.exporters.iter().flat_map(|pending| pending.profiles.values().flatten());
+        let bytes = profiles.map(|outgoing| {
+            let is_first = seen.insert(Arc::as_ptr(&outgoing.profile));
+            ORIGIN_BYTES.saturating_add(if is_first { outgoing.profile.memory() } else { 0 })
+        });
+        bytes.sum()
+    }
+
     /// Under memory pressure the profiles of the exporter that has most are sent until the rest has
     /// room.
     pub fn send_early(&mut self) {
         loop {
             let bytes = self.exporters.iter().map(|pending| pending.bytes);
-            if bytes.clone().sum::<usize>() <= self.destinations.waiting {
+            let limit = self.destinations.waiting;
+            if bytes.clone().sum::<usize>() <= limit || self.waiting_bytes() <= limit {
                 return;
             }
             let Some((most, _)) = bytes.enumerate().max_by_key(|(_, bytes)| *bytes) else { return };
@@ -570,6 +584,45 @@ mod tests {
         let delivery = Arc::new(delivery.expect("no exporters can be started"));
         let surroundings = Surroundings { disks: delivery.disks().clone(), started: || () };
         Exporters::new(delivery, network, surroundings)
+    }
+
+    #[test]
+    fn a_profile_that_waits_for_several_exporters_takes_its_memory_once() {
+        let outgoing = || {
+            let mut builder = strata_profile::ProfileBuilder::new(&[("samples", "count")]);
+            builder.string(&"x".repeat(100_000));
+            Outgoing { profile: Arc::new(builder.finish()), origin: Arc::new(Origin::default()) }
+        };
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let exporter = |name: &str| Exporter {
+            name: name.to_owned(),
+            output: Output::Folder(folder.path().to_owned()),
+            period: Duration::from_secs(60),
+            labels: Vec::new(),
+            target_labels: false,
+            label_values: 10,
+            timestamps: false,
+            spool: None,
+        };
+        let mut sending = sending();
+        sending.destinations.waiting = 250_000;
+        for name in ["one", "two", "three"] {
+            let pending = sending.pending(exporter(name), Whose::All);
+            sending.exporters.push(pending);
+        }
+        let take = |sending: &mut Exporters| {
+            let outgoing = outgoing();
+            for pending in &mut sending.exporters {
+                pending.bytes += outgoing.profile.memory() + ORIGIN_BYTES;
+                let key = key_of(&outgoing.origin);
+                pending.profiles.entry(key).or_default().push(outgoing.clone());
+            }
+            sending.send_early();
+            sending.early
+        };
+        assert_eq!((take(&mut sending), take(&mut sending)), (0, 0));
+        assert!(take(&mut sending) > 0, "three have no room");
+        assert!(sending.waiting_bytes() <= 250_000);
     }
 
     fn wishes(token: usize) -> [Wish; 2] {

@@ -188,7 +188,7 @@ fn delivery(status: &Status, lines: &mut Vec<String>) {
     for file in &status.file_exporters {
         let failing = file.failing_seconds.map(|seconds| format!("failing for {seconds} s; "));
         let (failing, files) = (failing.unwrap_or_default(), counted(file.files_written, "file"));
-        lines.push(format!("exporter {:<10}{failing}{files}", file.name));
+        lines.push(format!("exporter {:<9} {failing}{files}", file.name));
         lines.extend(lost(file.failed, "profiles could not be written"));
         if let Some(trouble) = &file.trouble {
             lines.push(format!("               {trouble}"));
@@ -198,7 +198,7 @@ fn delivery(status: &Status, lines: &mut Vec<String>) {
 
 fn exporter(exporter: &Exporter, lines: &mut Vec<String>) {
     lines.push(format!(
-        "exporter {:<10}{}; {} ({}) delivered, {} waiting, lag {}",
+        "exporter {:<9} {}; {} ({}) delivered, {} waiting, lag {}",
         exporter.name,
         exporter.state,
         counted(exporter.delivered_profiles, "profile"),

@@ -16,6 +16,8 @@ use crate::positions;
 pub(super) struct Tables {
     out: Dictionary,
     strings: HashMap<String, i32>,
+    mappings: HashMap<Mapping, i32>,
+    locations: HashMap<Location, i32>,
     functions: HashMap<Function, i32>,
     stacks: HashMap<Stack, i32>,
     attributes: HashMap<(i32, Any, i32), i32>,
@@ -45,6 +47,8 @@ impl Tables {
         Self {
             out,
             strings: [(String::new(), 0)].into(),
+            mappings: [(Mapping::default(), 0)].into(),
+            locations: [(Location::default(), 0)].into(),
             functions: [(Function::default(), 0)].into(),
             stacks: [(Stack::default(), 0)].into(),
             attributes: HashMap::new(),
@@ -143,7 +147,7 @@ impl Tables {
             .into_iter()
             .collect();
         let made = Location { mapping, address: location.address, lines, attributes };
-        let made = append(&mut self.out.locations, made);
+        let made = interned(&mut self.locations, &mut self.out.locations, made);
         known.locations.set(id.position(), made);
         made
     }
@@ -179,7 +183,7 @@ impl Tables {
             filename: self.string(profile.string(mapping.path)),
             attributes,
         };
-        let made = append(&mut self.out.mappings, made);
+        let made = interned(&mut self.mappings, &mut self.out.mappings, made);
         known.mappings.set(id.position(), made);
         made
     }

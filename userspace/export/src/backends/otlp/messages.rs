@@ -103,7 +103,7 @@ pub(super) struct Sample {
     pub(super) times: Vec<u64>,
 }
 
-#[derive(Clone, PartialEq, Message)]
+#[derive(Clone, PartialEq, Eq, Hash, Message)]
 pub(super) struct Mapping {
     #[prost(uint64, tag = "1")]
     pub(super) start: u64,
@@ -124,7 +124,7 @@ pub(super) struct Stack {
     pub(super) locations: Vec<i32>,
 }
 
-#[derive(Clone, PartialEq, Message)]
+#[derive(Clone, PartialEq, Eq, Hash, Message)]
 pub(super) struct Location {
     #[prost(int32, tag = "1")]
     pub(super) mapping: i32,
@@ -137,7 +137,7 @@ pub(super) struct Location {
     pub(super) attributes: Vec<i32>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Message)]
 pub(super) struct Line {
     #[prost(int32, tag = "1")]
     pub(super) function: i32,

@@ -16,7 +16,7 @@ use strata_kinds::labels::END_TIMESTAMP;
 use strata_kinds::{Quantity, find_column};
 use uuid::Uuid;
 
-use super::EncoderState;
+use super::{EncoderState, pyroscope};
 use crate::batch::{Batch, Encoded, Outgoing, Protocol, gzipped};
 use crate::limits::{Cuts, Limits, Part, Selection, fit, time_of};
 use crate::origin::{LabelLimits, Origin, Value, otlp_attributes};
@@ -36,8 +36,10 @@ pub(crate) const HTTP_PATH: &str = "/v1development/profiles";
 const GRPC_PATH: &str =
     "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
 
-/// Below the 4 MiB that a gRPC server takes in one message by default.
-const BATCH_BYTES: usize = 3_500_000;
+/// A gRPC server takes 4 MiB in one message by default. Pyroscope makes a profile of each type, of which each kind
+/// of samples has two at most, and takes 2 MiB of them at once: of a larger request it stores a part, answers
+/// 429, and stores that part again when all of it is sent again.
+const BATCH_BYTES: usize = pyroscope::REQUEST;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
@@ -292,6 +294,35 @@ mod tests {
 
     use super::*;
 
+    fn request_of(encoded: &Encoded) -> ExportRequest {
+        let mut plain = Vec::new();
+        let mut gzip = flate2::read::GzDecoder::new(&*encoded.batches[0].body);
+        std::io::Read::read_to_end(&mut gzip, &mut plain).expect("gzip");
+        ExportRequest::decode(&*plain).expect("a request")
+    }
+
+    #[test]
+    fn the_same_place_in_several_profiles_is_one_entry() {
+        let outgoing = |service: &str| {
+            let mut builder = ProfileBuilder::of_kinds(Kinds::NONE.with(Kind::Cpu, true));
+            let mapping = builder.mapping(1, 2, 3, "/lib/libc.so.6", "ab");
+            let frame = builder.frame(strata_profile::FrameKind::Native, "read", "read", "", 0);
+            let place = builder.location(7, Some(mapping), &[frame]);
+            let (stack, labels) = (builder.stack(&[place]), builder.labels(&[]));
+            builder.add_of(Kind::Cpu, stack, labels, &[1, 2]);
+            let origin = Origin { service: service.to_owned(), ..Origin::default() };
+            Outgoing { profile: Arc::new(builder.finish()), origin: Arc::new(origin) }
+        };
+        let all = [outgoing("one"), outgoing("two")];
+        let encoded = encode(&Settings::default(), &all, &EncoderState::default());
+        let request = request_of(&encoded);
+        let dictionary = request.dictionary.expect("a dictionary");
+        assert_eq!(request.resource_profiles.len(), 2);
+        // The first of each table is nothing.
+        assert_eq!((dictionary.mappings.len(), dictionary.locations.len()), (2, 2));
+        assert_eq!((dictionary.functions.len(), dictionary.stacks.len()), (2, 2));
+    }
+
     #[test]
     fn samples_in_time_of_one_stack_are_one_sample_with_a_value_and_a_time_each() {
         let mut builder = ProfileBuilder::of_kinds(Kinds::NONE.with(Kind::Locks, true));
@@ -311,10 +342,7 @@ mod tests {
         {
             let settings = Settings { timestamps, ..Settings::default() };
             let encoded = encode(&settings, from_ref(&outgoing), &EncoderState::default());
-            let mut plain = Vec::new();
-            let mut gzip = flate2::read::GzDecoder::new(&*encoded.batches[0].body);
-            std::io::Read::read_to_end(&mut gzip, &mut plain).expect("gzip");
-            let request = ExportRequest::decode(&*plain).expect("a request");
+            let request = request_of(&encoded);
             let profiles = &request.resource_profiles[0].scope_profiles[0].profiles;
             let waited = &profiles[1].samples;
             assert_eq!((waited.len(), profiles[0].samples.len()), (1, 1));
