@@ -1,5 +1,7 @@
 //! strata attaches to .NET programs, whenever they started, and leaves nothing behind.
 
+use std::process::Command;
+
 use anyhow::{Context, Result};
 use strata_tests::running::Running;
 use strata_tests::runtimes::{Version, dotnet};
@@ -287,4 +289,39 @@ fn the_list_says_what_runs_and_how_strata_is_in_it() -> Result<()> {
         drop(recording);
     }
     Ok(())
+}
+
+/// Programs that have compiled all of their methods, and map nothing any more, selected by their names: strata
+/// attaches before there is a sample of them.
+#[test]
+fn a_runtime_that_is_selected_by_its_name_is_attached_to() -> Result<()> {
+    let _machine = machine::beside_dotnet()?;
+    let dotnet = dotnet()?;
+    let folder = tempfile::tempdir()?;
+    each(&dotnet.versions(), 2, |version, wrongs| {
+        let command = dotnet.program(version, "Shares", &["600"])?;
+        // A name that no other program of the host has.
+        let name = format!("only{}", version.to_string().replace(['.', ' '], ""));
+        let name = &name[..name.len().min(15)];
+        let link = folder.path().join(name);
+        std::os::unix::fs::symlink(command.get_program(), &link)?;
+        let mut renamed = Command::new(&link);
+        renamed.args(command.get_args());
+        for (variable, value) in command.get_envs() {
+            renamed.env(variable, value.unwrap_or_default());
+        }
+        let target = start_command(renamed)?;
+        target.wait_until_used(3.0)?;
+        let record = strata::record()?.option("--comm", name).option("-e", "cpu,wall");
+        let recorded = record.seconds(3.0).run()?;
+        let profile = recorded.profile()?;
+        for kind in ["cpu", "wall"] {
+            let own = profile.stacks_of(kind)?.of_pid(target.pid());
+            let own = own.that(|stack| stack.labels.get("tid") == stack.labels.get("pid"));
+            let named = named_share(&own);
+            println!("{version}: {name}: {kind}: {} samples, {named:.3} named", own.total());
+            wrongs.unless(named > 0.95, || format!("{version}: {kind}: {named}"));
+        }
+        Ok(())
+    })
 }

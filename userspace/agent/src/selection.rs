@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use crate::image_id::ImageId;
 use crate::processes::container::Group;
 use crate::processes::table::ProcessTable;
 
@@ -58,6 +59,15 @@ struct Selector {
     has_matched: bool,
 }
 
+/// Whether a process is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    No,
+    Yes,
+    /// By its name or group, which was not known before.
+    Newly,
+}
+
 /// The wanted processes as they come and go.
 pub struct Selection {
     wanted: Wanted,
@@ -65,6 +75,8 @@ pub struct Selection {
     roots: HashSet<u32>,
     /// Processes kept because of their pid or an ancestor of theirs.
     followed: HashSet<u32>,
+    /// Images kept because of their name or group.
+    matched: HashSet<ImageId>,
     selectors: Vec<Selector>,
 }
 
@@ -76,7 +88,8 @@ impl Selection {
         };
         let comms = wanted.comms.iter().map(selector(false));
         let selectors = comms.chain(wanted.groups.iter().map(selector(true))).collect();
-        let mut selection = Self { followed: roots.clone(), roots, wanted, selectors };
+        let (followed, matched) = (roots.clone(), HashSet::new());
+        let mut selection = Self { followed, matched, roots, wanted, selectors };
         if selection.wanted.follow_children && !selection.followed.is_empty() {
             selection.follow_existing(table);
         }
@@ -156,6 +169,22 @@ impl Selection {
         self.wanted.is_everything() || self.followed.contains(&pid)
     }
 
+    /// Whether a process that runs this image is wanted, as far as is known: of processes that are selected by
+    /// name or group, once they have been met.
+    pub fn is_wanted(&self, pid: u32, image: ImageId) -> bool {
+        self.surely_keeps(pid) || self.matched.contains(&image)
+    }
+
+    /// Whether processes are selected by their names or groups.
+    pub fn has_selectors(&self) -> bool {
+        !self.selectors.is_empty()
+    }
+
+    /// Forgets images that are gone.
+    pub fn retain(&mut self, is_there: impl Fn(ImageId) -> bool) {
+        self.matched.retain(|image| is_there(*image));
+    }
+
     /// Whether the user has selected a process, or an ancestor of it: it is recorded, and not only one
     /// of the host's.
     pub fn is_chosen(&self, pid: u32) -> bool {
@@ -180,19 +209,23 @@ impl Selection {
     /// Whether a sample of this process is kept. `group` is asked only when it matters.
     pub fn keeps(
         &mut self,
-        pid: u32,
+        (pid, image): (u32, ImageId),
         comm: &str,
         group: impl FnOnce() -> Option<std::sync::Arc<Group>>,
-    ) -> bool {
+    ) -> Kept {
         if self.wanted.is_everything() || self.followed.contains(&pid) {
-            return true;
+            return Kept::Yes;
         }
         let group = if self.wanted.groups.is_empty() { None } else { group() };
         let matches = self.note_match(comm, group.as_deref());
         if matches && self.wanted.follow_children {
             self.followed.insert(pid);
         }
-        matches
+        match matches {
+            true if self.matched.insert(image) => Kept::Newly,
+            true => Kept::Yes,
+            false => Kept::No,
+        }
     }
 }
 
@@ -206,9 +239,9 @@ mod tests {
         let mut selection = Selection::new(wanted, &ProcessTable::default());
         selection.forked(11, 10);
         selection.forked(12, 11);
-        assert!(selection.keeps(12, "x", || None));
+        assert_eq!(selection.keeps((12, ImageId(12)), "x", || None), Kept::Yes);
         selection.forked(12, 1);
-        assert!(!selection.keeps(12, "x", || None));
+        assert_eq!(selection.keeps((12, ImageId(12)), "x", || None), Kept::No);
     }
 
     #[test]
@@ -231,9 +264,11 @@ mod tests {
         };
         let mut selection = Selection::new(wanted, &ProcessTable::default());
         assert!(selection.matches_nothing());
-        assert!(!selection.keeps(1, "bash", || None));
+        assert_eq!(selection.keeps((1, ImageId(1)), "bash", || None), Kept::No);
         assert!(selection.matches_nothing());
-        assert!(selection.keeps(2, "nginx", || None));
+        assert_eq!(selection.keeps((2, ImageId(2)), "nginx", || None), Kept::Newly);
+        assert_eq!(selection.keeps((2, ImageId(2)), "nginx", || None), Kept::Yes);
+        assert!(selection.is_wanted(2, ImageId(2)) && !selection.is_wanted(2, ImageId(3)));
         assert!(!selection.matches_nothing());
         let unmatched: Vec<_> = selection.unmatched().collect();
         assert_eq!(unmatched, [(false, "nosuch"), (true, "ffffff")]);

@@ -38,16 +38,23 @@ pub(crate) fn section(packed: &[u8], what: &'static str, limit: u64) -> Result<V
     }
     match kind {
         COMPRESS_ZLIB => drain(flate2::read::ZlibDecoder::new(stream), what, bytes),
-        COMPRESS_ZSTD => {
-            let decoder = ruzstd::decoding::StreamingDecoder::new_with_max_window_size(
-                stream,
-                MAX_DICTIONARY,
-            )
-            .map_err(|error| Error::Unpack { what, reason: error.to_string() })?;
-            drain(decoder, what, bytes)
-        }
+        COMPRESS_ZSTD => zstd(stream, what, bytes),
         other => Err(Error::Unpack { what, reason: format!("compression {other} is not known") }),
     }
+}
+
+/// A stream of any number of frames: LLD makes one of each MiB.
+fn zstd(stream: &[u8], what: &'static str, limit: u64) -> Result<Vec<u8>, Error> {
+    let mut rest = stream;
+    let mut all = Vec::new();
+    while !rest.is_empty() {
+        let decoder =
+            ruzstd::decoding::StreamingDecoder::new_with_max_window_size(&mut rest, MAX_DICTIONARY)
+                .map_err(|error| Error::Unpack { what, reason: error.to_string() })?;
+        let room = limit.saturating_sub(u64::try_from(all.len()).unwrap_or(u64::MAX));
+        all.append(&mut drain(decoder, what, room)?);
+    }
+    Ok(all)
 }
 
 /// Unpacks an old `.zdebug_*` section: `ZLIB`, a big-endian size and a stream.
@@ -67,4 +74,37 @@ pub(crate) fn old_section(packed: &[u8], what: &'static str, limit: u64) -> Resu
 pub(crate) fn xz(packed: &[u8], what: &'static str, limit: u64) -> Result<Vec<u8>, Error> {
     let kib = u32::try_from(MAX_DICTIONARY >> 10).unwrap_or(u32::MAX);
     drain(lzma_rust2::XzReader::new_mem_limit(packed, false, kib), what, limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+
+    use super::*;
+
+    /// A section as LLD writes it, with a frame for each part.
+    fn of_frames(parts: &[&[u8]]) -> Vec<u8> {
+        let mut packed = vec![0; 24];
+        packed[..4].copy_from_slice(&COMPRESS_ZSTD.to_le_bytes());
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        packed[8..16].copy_from_slice(&(bytes as u64).to_le_bytes());
+        for part in parts {
+            packed.extend(compress_to_vec(*part, CompressionLevel::Fastest));
+        }
+        packed
+    }
+
+    #[test]
+    fn a_section_of_several_zstd_frames_is_read_to_its_end() {
+        let parts: [&[u8]; 3] = [&[7; 300_000], b"debug", &[9; 200_000]];
+        let packed = of_frames(&parts);
+        let read = section(&packed, "x", 1 << 20).expect("it is read");
+        assert!(read == parts.concat(), "{} bytes", read.len());
+        // Neither one that states less than it has, nor one that is cut.
+        let mut less = packed.clone();
+        less[8..16].copy_from_slice(&300_001u64.to_le_bytes());
+        assert!(matches!(section(&less, "x", 1 << 20), Err(Error::TooLarge { .. })));
+        let cut = &packed[..packed.len() - 3];
+        assert!(matches!(section(cut, "x", 1 << 20), Err(Error::Unpack { .. })));
+    }
 }

@@ -179,7 +179,7 @@ impl Engine {
             }
             _ => {}
         }
-        if self.selection.surely_keeps(pid) {
+        if self.is_wanted(pid) {
             self.look_for_runtime(pid);
         }
         self.processes.dirty.insert(pid);

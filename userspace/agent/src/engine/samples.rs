@@ -22,6 +22,7 @@ use super::wall::Whole;
 use crate::aggregate::{self, LabelsId, ThreadKey, Words};
 use crate::image_id::ImageId;
 use crate::processes::table::Space;
+use crate::selection::Kept;
 
 // The kernel's numbers of kinds are those of the table.
 const _: () = assert!(SOURCE_CPU == Kind::Cpu as u8 && SOURCE_WALL == Kind::Wall as u8);
@@ -351,7 +352,26 @@ impl Engine {
         }
         let group = self.note_group(header, image);
         let comm = self.table.image(image).map(|image| image.comm.clone()).unwrap_or_default();
-        self.selection.keeps(header.pid, &comm, || group)
+        let kept = self.selection.keeps((header.pid, image), &comm, || group);
+        if kept == Kept::Newly {
+            self.look_for_runtime(header.pid);
+        }
+        kept != Kept::No
+    }
+
+    /// Whether a process that is there before recording begins is recorded.
+    pub(super) fn is_selected_at_start(&mut self, pid: u32) -> bool {
+        if self.selection.surely_keeps(pid) {
+            return true;
+        }
+        let Some(image) = self.table.get(pid).map(|process| process.image) else { return false };
+        if !self.selection.has_selectors() || self.is_own(pid) {
+            return false;
+        }
+        self.groups.note(image, pid);
+        let group = self.groups.known(image).cloned();
+        let comm = self.table.image(image).map(|image| image.comm.clone()).unwrap_or_default();
+        self.selection.keeps((pid, image), &comm, || group) != Kept::No
     }
 
     /// The control group of an image, read at its first sample.

@@ -49,8 +49,8 @@ impl Engine {
         for pid in unwanted {
             self.store.skip(&mut self.programs, pid);
         }
-        let wanted: Vec<u32> =
-            self.table.pids().filter(|pid| self.selection.surely_keeps(*pid)).collect();
+        let mut wanted: Vec<u32> = self.table.pids().collect();
+        wanted.retain(|pid| self.is_selected_at_start(*pid));
         let waits = [Kind::OffCpu, Kind::Wall].map(|kind| self.sampling.kinds.contains(kind));
         let waits = waits.contains(&true) && !self.selection.is_everything();
         for pid in wanted {

@@ -168,7 +168,7 @@ impl Engine {
                         self.loading.first_seen(&self.table, pid, &mapping);
                         self.processes.dirty.insert(pid);
                     }
-                    if self.selection.surely_keeps(pid) {
+                    if self.is_wanted(pid) {
                         self.look_at_mapping(pid, &mapping);
                     }
                 }
@@ -179,7 +179,7 @@ impl Engine {
                     }
                 }
                 Change::RuntimeThread { pid } => {
-                    if self.selection.surely_keeps(pid)
+                    if self.is_wanted(pid)
                         && let Some(process) = self.table.get(pid)
                     {
                         self.managed.found(pid, process.image);
@@ -188,6 +188,12 @@ impl Engine {
                 Change::Exited { pid } => self.ended(pid),
             }
         }
+    }
+
+    /// Whether a process is recorded, as far as is known.
+    pub(super) fn is_wanted(&self, pid: u32) -> bool {
+        let image = self.table.get(pid).map(|process| process.image);
+        image.is_some_and(|image| self.selection.is_wanted(pid, image))
     }
 
     /// Whether a process was sampled lately. Of others no file is opened while the whole host is
