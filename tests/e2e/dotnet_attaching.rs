@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use rustix::process::Signal;
 use strata_tests::running::Running;
 use strata_tests::runtimes::{Version, dotnet};
 use strata_tests::stacks::Stacks;
@@ -324,4 +325,21 @@ fn a_runtime_that_is_selected_by_its_name_is_attached_to() -> Result<()> {
         }
         Ok(())
     })
+}
+
+/// A process that is stopped answers nothing: the report says so, and it is unharmed.
+#[test]
+fn a_stopped_program_is_said_not_to_be_attached_to() -> Result<()> {
+    let _machine = machine::beside_dotnet()?;
+    let dotnet = dotnet()?;
+    let [.., version, _] = dotnet.versions();
+    let mut target = start(&dotnet, version, "Shares", &["600"])?;
+    target.signal(Signal::STOP)?;
+    let recorded = strata::record()?.pid(target.pid()).option("-e", "cpu,wall").seconds(3.0).run();
+    target.signal(Signal::CONT)?;
+    let clr = Clr::of(&recorded?)?;
+    let why = clr.why_not(target.pid());
+    assert!(why.is_some_and(|why| why.contains("its runtime has not answered")), "{why:?}");
+    assert!(target.is_alive());
+    Ok(())
 }

@@ -44,7 +44,7 @@ pub enum SocketError {
     #[error("profilers are switched off by {0} in its environment; start it without that")]
     ProfilersOff(String),
     #[error(
-        "no diagnostics socket dotnet-diagnostic-{inner_pid}-*-socket in its {directory}: switched off in its code or configuration, deleted, or the runtime has only just begun to start"
+        "no diagnostics socket dotnet-diagnostic-{inner_pid}-*-socket in its {directory}: switched off in its code or configuration, deleted, never made because the process may not write there (a read-only file system; TMPDIR names another directory), or the runtime has only just begun to start"
     )]
     NotFound { directory: String, inner_pid: u32 },
     #[error(

@@ -189,6 +189,10 @@ const MOST_THREADS: usize = 10_000;
 /// The time for reading all processes in one turn: those not reached are first in the next one.
 const ALL_TOGETHER: Duration = Duration::from_millis(20);
 const NEXT_TURN: Duration = Duration::from_millis(20);
+/// Why a process was not attached to that is still asked at the end.
+const NO_ANSWER_YET: &str = "its runtime has not answered by now: the process is stopped, hangs, or has only just \
+                             started";
+
 /// The budget of a process that has ended.
 const LAST_WORDS: Duration = Duration::from_millis(20);
 /// The time limit of the last requests at the end.
@@ -687,6 +691,12 @@ impl Managed {
         for target in self.targets.values_mut() {
             match std::mem::replace(&mut target.state, State::Ended) {
                 State::Attached(bridge) => leaving.push(*bridge),
+                State::Attaching if target.ended.is_none() => {
+                    let why = NO_ANSWER_YET.to_owned();
+                    let refusal =
+                        Refusal { why, writes_perf_map: false, is_passing: false, is_slow: true };
+                    target.state = State::Refused(refusal);
+                }
                 // The summary reports why not.
                 other => target.state = other,
             }

@@ -22,6 +22,8 @@ impl HResult {
     pub const DETACHING: Self = Self(0x8013_1367);
     pub const NOT_ATTACHABLE: Self = Self(0x8013_1368);
     pub const ALREADY_ACTIVE: Self = Self(0x8013_136a);
+    /// Of the system: `ERROR_NOT_ENOUGH_MEMORY`.
+    pub const NO_MEMORY: Self = Self(0x8007_0008);
     pub const UNINITIALIZED: Self = Self(0x8013_1371);
     pub const CANCELLED: Self = Self(0x8013_1375);
     pub const CONCURRENT_GC: Self = Self(0x8013_1379);
@@ -49,7 +51,7 @@ impl HResult {
             Self::PROCEDURE_NOT_FOUND => "the library it found is no profiler",
             Self::BAD_FORMAT => "the library is for another architecture",
             Self::ACCESS_DENIED => "it may not read the library",
-            Self::OUT_OF_MEMORY => "it has no memory left",
+            Self::OUT_OF_MEMORY | Self::NO_MEMORY => "it has no memory left",
             Self::NOT_YET_AVAILABLE | Self::UNINITIALIZED => {
                 "the runtime is still starting; try again"
             }
