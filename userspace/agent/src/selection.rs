@@ -224,7 +224,11 @@ impl Selection {
         match matches {
             true if self.matched.insert(image) => Kept::Newly,
             true => Kept::Yes,
-            false => Kept::No,
+            false => {
+                // It may have had another name before.
+                self.matched.remove(&image);
+                Kept::No
+            }
         }
     }
 }

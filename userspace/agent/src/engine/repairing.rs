@@ -7,7 +7,7 @@
 //! mapping events were skipped is read afterwards.
 //!
 //! Invariant: reading is done off the event loop, and the same process is read at most once in
-//! [`AGAIN`].
+//! [`AGAIN`], but for [`MOST_AT_ONCE`] times of one that is sampled and copies its code.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

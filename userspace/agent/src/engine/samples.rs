@@ -21,6 +21,7 @@ use super::waits::Stack;
 use super::wall::Whole;
 use crate::aggregate::{self, LabelsId, ThreadKey, Words};
 use crate::image_id::ImageId;
+use crate::processes::container::Groups;
 use crate::processes::table::Space;
 use crate::selection::Kept;
 
@@ -368,10 +369,9 @@ impl Engine {
         if !self.selection.has_selectors() || self.is_own(pid) {
             return false;
         }
-        self.groups.note(image, pid);
-        let group = self.groups.known(image).cloned();
         let comm = self.table.image(image).map(|image| image.comm.clone()).unwrap_or_default();
-        self.selection.keeps((pid, image), &comm, || group) != Kept::No
+        let group = || Groups::look(pid).map(Arc::new);
+        self.selection.keeps((pid, image), &comm, group) != Kept::No
     }
 
     /// The control group of an image, read at its first sample.

@@ -111,13 +111,11 @@ impl Engine {
             {
                 wall.end(tid, event.time, &mut self.aggregate);
             }
-            let is_unwanted =
-                matches!(event.event, Event::Mmap { pid, .. } if self.selection.surely_drops(pid));
-            let change = match is_unwanted {
-                true => self.table.apply_unwanted(&event.event, event.time),
-                false => self.table.apply(&event.event, event.time),
-            };
-            match change {
+            if matches!(event.event, Event::Mmap { pid, .. } if self.selection.surely_drops(pid)) {
+                self.table.apply_unwanted(&event.event, event.time);
+                continue;
+            }
+            match self.table.apply(&event.event, event.time) {
                 Change::None => {}
                 Change::Forked { pid, parent } => {
                     self.selection.forked(pid, parent);
@@ -157,12 +155,6 @@ impl Engine {
                     }
                 }
                 Change::Mapped { pid, mapping } => {
-                    if mapping.backing == Backing::Anonymous
-                        && self.table.get(pid).is_some_and(|p| p.space.is_in_file(mapping.start))
-                    {
-                        // Whether that file is still around it is known by reading.
-                        self.processes.repairs.maps_in_file(pid, self.turn.now);
-                    }
                     // Others are examined when they are sampled and turn out to be selected.
                     if self.selection.is_chosen(pid) || self.is_sampled(pid) {
                         self.loading.first_seen(&self.table, pid, &mapping);
@@ -263,6 +255,10 @@ impl Engine {
             ) {
                 self.processes.dirty.insert(pid);
                 continue;
+            }
+            if process.space.has_copies() {
+                // Whether the files are still around them is known by reading.
+                self.processes.repairs.maps_in_file(pid, self.turn.now);
             }
             let generated = if self.pending.has_enough_of(pid) {
                 self.managed.units_of(process.image)

@@ -341,7 +341,8 @@ impl Wall {
     /// Whose they are, and what those had mapped.
     pub fn owners(&self) -> impl Iterator<Item = (ImageId, &Space)> + '_ {
         let threads = self.threads.values().flat_map(|account| {
-            let places = account.place.iter().chain(&account.blocked).map(|place| &place.whole);
+            let places = account.place.iter().chain(&account.blocked).chain(&account.preempted);
+            let places = places.map(|place| &place.whole);
             let stacks = account.running.iter().chain(&account.ran).chain(places);
             stacks.map(|whole| (account.thread.image, &whole.stack.space))
         });

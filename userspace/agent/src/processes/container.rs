@@ -63,6 +63,11 @@ impl Groups {
         self.by_image.contains_key(&image)
     }
 
+    /// Reads the group of a process, of which nothing is kept: its first sample may say more.
+    pub fn look(pid: u32) -> Option<Group> {
+        Some(parse(&proc_file::text(pid, "cgroup").ok()?))
+    }
+
     pub fn known(&self, image: ImageId) -> Option<&Arc<Group>> {
         self.by_image.get(&image)?.as_ref()
     }

@@ -7,6 +7,7 @@
 //! Invariant: mappings are sorted by address and do not overlap. From [`MAX_MAPPINGS`] on, those that
 //! would make them more are refused and counted.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::mapped::FileId;
@@ -40,6 +41,13 @@ pub struct Mapping {
     /// File offset of `start`.
     pub offset: u64,
     pub backing: Backing,
+}
+
+impl Mapping {
+    /// File offset of an address, as if the mapping reached there.
+    fn offset_at(&self, address: u64) -> u64 {
+        self.offset.wrapping_add(address.wrapping_sub(self.start))
+    }
 }
 
 /// The executable mappings of a process at some moment. Cheap to keep: copied only when the process
@@ -80,17 +88,10 @@ impl Space {
                 .is_some_and(|old| old.backing == new.backing && new.end <= old.end)
     }
 
-    /// Whether memory without a file at this address is in the middle of a file's code, as far as is
-    /// known: see [`give_to_files`]. What is around it may have been unmapped, which no event reports.
-    pub fn is_in_file(&self, address: u64) -> bool {
-        let after = self.mappings.partition_point(|mapping| mapping.start <= address);
-        let around = after.checked_sub(2).and_then(|first| self.mappings.get(first..=after));
-        let three: Option<[Mapping; 3]> = around.and_then(|around| around.try_into().ok());
-        three.is_some_and(|mut mappings| {
-            let before = mappings;
-            give_to_files(&mut mappings);
-            mappings != before
-        })
+    /// Whether some memory without a file is in the middle of a file's code, as far as is known: see
+    /// [`give_to_files`]. What is around it may have been unmapped, which no event reports.
+    pub fn has_copies(&self) -> bool {
+        !copies(&self.mappings).is_empty()
     }
 
     /// Whether further mappings are refused. Most of them may be unmapped, which no event reports.
@@ -169,31 +170,43 @@ impl Space {
 /// to have it on huge pages (Node's `--use-largepages`, PHP's `opcache.huge_code_pages`). The mappings
 /// are sorted.
 pub fn give_to_files(mappings: &mut [Mapping]) {
-    let mut last: Option<(usize, Mapping)> = None;
-    for at in 0..mappings.len() {
-        let Some(&this) = mappings.get(at) else { return };
-        let touches =
-            at.checked_sub(1).and_then(|at| mappings.get(at)).is_some_and(|m| m.end == this.start);
-        last = last.filter(|_| touches);
+    for copies in copies(mappings) {
+        let Some(file) = copies.start.checked_sub(1).and_then(|at| mappings.get(at)).copied()
+        else {
+            continue;
+        };
+        for copy in mappings.get_mut(copies).unwrap_or_default() {
+            copy.backing = file.backing;
+            copy.offset = file.offset_at(copy.start);
+        }
+    }
+}
+
+/// Where such memory is among sorted mappings.
+fn copies(mappings: &[Mapping]) -> Vec<Range<usize>> {
+    let mut found = Vec::new();
+    // The last mapping of a file, from which on there is no gap.
+    let mut last: Option<(usize, &Mapping)> = None;
+    let mut end = 0;
+    for (at, this) in mappings.iter().enumerate() {
+        last = last.filter(|_| end == this.start);
+        end = this.end;
         match this.backing {
             Backing::Anonymous => {}
             Backing::File(_) => {
-                let offset_of = |file: &Mapping, start: u64| {
-                    file.offset.wrapping_add(start.wrapping_sub(file.start))
-                };
-                if let Some((first, file)) = last.filter(|(_, file)| {
-                    file.backing == this.backing && offset_of(file, this.start) == this.offset
-                }) {
-                    for between in mappings.get_mut(first + 1..at).unwrap_or_default() {
-                        between.backing = file.backing;
-                        between.offset = offset_of(&file, between.start);
-                    }
+                if let Some((first, file)) = last
+                    && first + 1 < at
+                    && file.backing == this.backing
+                    && file.offset_at(this.start) == this.offset
+                {
+                    found.push(first + 1..at);
                 }
                 last = Some((at, this));
             }
             Backing::Runtime | Backing::Vdso => last = None,
         }
     }
+    found
 }
 
 /// Where a process generates code, all of the memory around it, of this size and alignment, counts
@@ -315,11 +328,11 @@ mod tests {
         }
         let mut space = Space::default();
         space.map(file(0x11_0000, 0x50_0000, 0));
-        assert!(!space.is_in_file(0x20_0000));
+        assert!(!space.has_copies());
         space.map(anonymous(0x20_0000, 0x40_0000));
-        assert!(space.is_in_file(0x20_0000) && !space.is_in_file(0x11_0000));
+        assert!(space.has_copies());
         space.map(anonymous(0x40_0000, 0x50_0000));
-        assert!(!space.is_in_file(0x20_0000));
+        assert!(!space.has_copies());
     }
 
     #[test]

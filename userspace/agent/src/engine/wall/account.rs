@@ -56,7 +56,7 @@ impl Whole {
     }
 
     /// It is walked again.
-    fn lacks_tables(&self) -> bool {
+    pub(super) fn lacks_tables(&self) -> bool {
         matches!(self.stack.end, End::NoProcess | End::NoMapping)
     }
 
@@ -98,6 +98,11 @@ impl Place {
         is_blocked(self.state)
     }
 
+    /// Where a thread waits for a CPU that has waited here.
+    pub(super) fn of_woken(&self) -> Self {
+        Self { state: STATE_RUNNABLE, syscall: NO_SYSCALL, ..self.clone() }
+    }
+
     pub(super) fn lacks_callers(&self) -> bool {
         self.whole.lacks_tables()
     }
@@ -122,6 +127,8 @@ pub(super) struct Account {
     pub(super) blocked: Option<Place>,
     /// Where a pass has last met it after its CPU was taken away, since all was counted.
     pub(super) preempted: Option<Place>,
+    /// Whether that is so of its last record, the stack of which may have lacked tables.
+    pub(super) is_preempted: bool,
     /// It may have been blocked since `until`; for how long at most in the place that it left.
     pub(super) may_have_blocked: bool,
     pub(super) before_woken: u64,
@@ -182,6 +189,7 @@ impl Account {
             place: None,
             blocked: None,
             preempted: None,
+            is_preempted: false,
             may_have_blocked: false,
             before_woken: 0,
             running: Vec::new(),
@@ -323,14 +331,10 @@ impl Account {
         }
     }
 
-    /// Whether a CPU was taken away from a thread that waits for one here. Else it has been woken:
-    /// then its kernel part is that of the wait.
-    fn is_preempted(&self, place: &Place, (voluntary, involuntary): (u64, u64)) -> bool {
-        let was_woken = |blocked: &Place| blocked.whole.kernel == place.whole.kernel;
-        let has_waited = voluntary > 0 || self.may_have_blocked;
-        place.state == STATE_RUNNABLE
-            && involuntary > 0
-            && !(has_waited && self.blocked.as_ref().is_some_and(was_woken))
+    /// Whether a CPU was taken away from a thread that waits for one here. One that has waited for anything
+    /// else may have been woken: then this is where it waited.
+    fn lost_its_cpu(&self, place: &Place, (voluntary, involuntary): (u64, u64)) -> bool {
+        place.state == STATE_RUNNABLE && involuntary > 0 && voluntary == 0 && !self.may_have_blocked
     }
 
     /// Goes on by time that it was in the state and place that it was last seen in.
@@ -377,7 +381,10 @@ impl Account {
             let place = Place { whole, state: now.state, syscall: now.syscall };
             if is_blocked(now.state) {
                 self.blocked = Some(place.clone());
-            } else if self.is_preempted(&place, switches) {
+            }
+            // One that is the same has been walked again.
+            self.is_preempted = self.lost_its_cpu(&place, switches) || is_same && self.is_preempted;
+            if self.is_preempted && !lacks_tables {
                 self.preempted = Some(place.clone());
             }
             self.place = Some(place);

@@ -6,8 +6,9 @@
 //! often; they have their own time already. So a place is kept, once its thread has ended, as likely as a thread
 //! with such a life is not met.
 //!
-//! Invariant: a thread has only places of its own process and program, of the state in question, and of a thread
-//! with its name; at most [`KEPT`] of each are kept, the latest ones more likely.
+//! Invariant: a thread has only places of its own process and program, and of a thread with its name but for
+//! numbers in it. At most [`KEPT`] of each state are kept, the latest ones more likely, and of [`MOST_KIN`] names
+//! of a process.
 
 use std::sync::Arc;
 
@@ -22,10 +23,16 @@ use crate::random::Random;
 const KEPT: usize = 16;
 /// All places together. Beyond that those of some program are forgotten.
 const MOST_BYTES: usize = 4 << 20;
-const MOST_KIN: usize = 1024;
+/// Names of all programs, and of one process.
+const MOST_NAMES: usize = 1024;
+const MOST_KIN: usize = 16;
 
-/// The program, and the name.
+/// The program, and the name with a 0 for each digit: each connection may have a thread with its number.
 type Kin = (ImageId, [u8; 16]);
+
+fn kin_of(thread: &ThreadKey) -> Kin {
+    (thread.image, thread.comm.map(|byte| if byte.is_ascii_digit() { b'0' } else { byte }))
+}
 
 #[derive(Default)]
 struct Places {
@@ -52,7 +59,9 @@ impl BriefThreads {
     /// A thread has ended at a time, and passes had met it, the first one as [`Account::between_passes`] says.
     pub(super) fn ended(&mut self, account: &Account, time: u64, random: &mut Random) {
         let (life, between) = (time.saturating_sub(account.start), account.between_passes);
-        if random.next() >> 1 >= (u64::MAX >> 1) / between * between.saturating_sub(life) {
+        let is_main = account.thread.tid == account.pid;
+        let chance = (u64::MAX >> 1) / between.max(1) * between.saturating_sub(life);
+        if is_main || random.next() >> 1 >= chance {
             return;
         }
         if let Some(place) = account.place.clone().filter(|place| !place.lacks_callers()) {
@@ -72,19 +81,32 @@ impl BriefThreads {
         whole: &Arc<Whole>,
         random: &mut Random,
     ) {
+        // A main thread has begun its program, and is not like those that it makes.
+        if thread.tid == pid || whole.lacks_tables() {
+            return;
+        }
         self.change((thread, pid), |places| {
             keep(&mut places.running, Arc::clone(whole), random);
         });
     }
 
     fn change(&mut self, (thread, pid): (ThreadKey, u32), change: impl FnOnce(&mut Places)) {
-        let kin = (thread.image, thread.comm);
+        let kin = kin_of(&thread);
+        if !self.by_kin.contains_key(&kin) {
+            let mut own = self.by_kin.iter().filter(|(_, places)| places.pid == pid);
+            let first = own.next().map(|(kin, _)| *kin);
+            if own.count() + 1 >= MOST_KIN
+                && let Some(first) = first
+            {
+                self.forget(&first);
+            }
+        }
         let places = self.by_kin.entry(kin).or_default();
         places.pid = pid;
         let before = places.bytes();
         change(places);
         self.bytes = self.bytes + places.bytes() - before;
-        while (self.bytes > MOST_BYTES || self.by_kin.len() > MOST_KIN)
+        while (self.bytes > MOST_BYTES || self.by_kin.len() > MOST_NAMES)
             && let Some(other) = self.by_kin.keys().find(|other| **other != kin).copied()
         {
             self.forget(&other);
@@ -93,11 +115,12 @@ impl BriefThreads {
 
     /// The account of a thread that ended, and that no pass met, gets the places of one that was met.
     pub(super) fn lend(&self, account: &mut Account, random: &mut Random) {
-        let Some(places) = self.by_kin.get(&(account.thread.image, account.thread.comm)) else {
+        let Some(places) = self.by_kin.get(&kin_of(&account.thread)) else {
             return;
         };
         account.blocked = one(&places.blocked, random);
-        account.place = one(&places.runnable, random).or_else(|| account.blocked.clone());
+        let woken = || account.blocked.as_ref().map(Place::of_woken);
+        account.place = one(&places.runnable, random).or_else(woken);
         account.ran = one(&places.running, random);
     }
 

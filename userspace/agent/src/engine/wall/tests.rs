@@ -348,9 +348,12 @@ fn threads_that_no_pass_meets_are_where_passes_meet_others_like_them() {
 fn places_of_brief_threads_are_bounded() {
     let (mut wall, mut to) = (wall(), Aggregate::new(Kinds::NONE));
     for number in 0..100_000u32 {
-        let comm = u128::from(number + 1).to_le_bytes();
+        let mut comm = [b'a'; 16];
+        let letters = number.to_le_bytes().map(|byte| [b'a' + (byte >> 4), b'a' + (byte & 15)]);
+        comm[..8].copy_from_slice(letters.as_flattened());
         let key = ThreadKey { comm, ..thread(1, 20) };
-        let header = Header { pid: 7, tid: 20, time: 12 * SECOND, ..header(0) };
+        // Of many processes with some threads each.
+        let header = Header { pid: 1_000 + number / 10, tid: 20, time: 12 * SECOND, ..header(0) };
         let now = activity(1, 12 * SECOND, 1, 0);
         let now = Activity { previous: SECOND, ..now };
         wall.take(&header, key, &now, at(16), &mut to);
@@ -358,6 +361,24 @@ fn places_of_brief_threads_are_bounded() {
         wall.take(&header, key, &last, at(16), &mut to);
     }
     assert!((1_000..1_100).contains(&wall.owners().count()));
+    // And of one process with many names.
+    wall.retain(|pid| pid == 7);
+    for number in 0..1_000u32 {
+        let mut comm = [b'a'; 16];
+        let letters = number.to_le_bytes().map(|byte| [b'a' + (byte >> 4), b'a' + (byte & 15)]);
+        comm[..8].copy_from_slice(letters.as_flattened());
+        let header = Header { pid: 7, tid: 20, time: 12 * SECOND, ..header(0) };
+        wall.note_running(&header, ThreadKey { comm, ..thread(1, 20) }, at(16), true);
+    }
+    assert_eq!(wall.owners().count(), 16);
+    // Names that differ by numbers are one.
+    for number in 0..1_000u32 {
+        let mut comm = [0; 16];
+        comm[..8].copy_from_slice(format!("conn{number:04}").as_bytes());
+        let header = Header { pid: 8, tid: 20, time: 12 * SECOND, ..header(0) };
+        wall.note_running(&header, ThreadKey { comm, ..thread(2, 20) }, at(16), true);
+    }
+    assert_eq!(wall.owners().count(), 32);
 }
 
 /// Threads of two kinds, of which one lives three times as long: together they are in both places as long as they

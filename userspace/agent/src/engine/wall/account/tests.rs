@@ -199,12 +199,36 @@ fn a_thread_waits_where_passes_have_met_it_without_its_cpu() {
 
 #[test]
 fn a_thread_that_is_met_after_it_was_woken_has_not_lost_its_cpu_there() {
+    // It has been preempted once, has blocked again, where it had before or elsewhere, and was woken.
+    for place in [16, 48] {
+        let (mut one, mut to) = (account(), Aggregate::new(Kinds::NONE));
+        one.involuntary = 0;
+        one.take(2_000, &activity(1, 1, 0, 0, 500), Some(whole(16)), &mut to);
+        one.running.extend([whole(32)]);
+        let woken = Activity { involuntary: 1, ..activity(STATE_RUNNABLE, 2, 500, 200, 1_500) };
+        one.take(3_000, &woken, Some(whole(place)), &mut to);
+        let mut expected = [(place, 100), (32, 100)];
+        expected.sort_unstable();
+        assert_eq!(runnable(&to), expected);
+    }
+}
+
+/// Where its CPU was taken away is walked again once there are tables.
+#[test]
+fn a_place_without_tables_has_no_time_of_a_thread_that_lost_its_cpu() {
     let (mut one, mut to) = (account(), Aggregate::new(Kinds::NONE));
     one.involuntary = 0;
-    one.take(2_000, &activity(1, 1, 0, 0, 500), Some(whole(16)), &mut to);
+    let mut cut = Arc::into_inner(whole(48)).expect("one owner");
+    cut.stack.end = End::NoProcess;
+    let preempted = |state, involuntary, run, delay| Activity {
+        involuntary,
+        ..activity(state, 0, run, delay, 500)
+    };
     one.running.extend([whole(32)]);
-    // It has been preempted once, has blocked again, and was woken.
-    let woken = Activity { involuntary: 1, ..activity(STATE_RUNNABLE, 2, 500, 200, 1_500) };
-    one.take(3_000, &woken, Some(whole(16)), &mut to);
-    assert_eq!(runnable(&to), [(16, 100), (32, 100)]);
+    one.take(2_000, &preempted(STATE_RUNNABLE, 1, 700, 300), Some(Arc::new(cut)), &mut to);
+    assert_eq!(runnable(&to), [(32, 300)]);
+    one.take(2_500, &preempted(STATE_RUNNABLE, 1, 700, 300), Some(whole(64)), &mut to);
+    one.running.extend([whole(32)]);
+    one.take(3_500, &preempted(STATE_RUNNING, 2, 1_200, 1_300), None, &mut to);
+    assert_eq!(runnable(&to), [(32, 300), (64, 1_000)]);
 }
