@@ -181,3 +181,81 @@ fn diagnostics_switched_off_are_a_reason() -> Result<()> {
     wrongs.none();
     Ok(())
 }
+
+/// A memory control group of the first version, of one process.
+struct MemoryGroup(std::path::PathBuf);
+
+impl MemoryGroup {
+    fn of(pid: i32) -> Result<Self> {
+        let path = std::path::Path::new("/sys/fs/cgroup/memory").join(format!("strata-room-{pid}"));
+        std::fs::create_dir(&path)?;
+        let group = Self(path);
+        group.write("cgroup.procs", &pid.to_string())?;
+        Ok(group)
+    }
+
+    fn write(&self, file: &str, text: &str) -> Result<()> {
+        std::fs::write(self.0.join(file), text).with_context(|| format!("{file}: {text}"))
+    }
+
+    /// Leaves so much room beside what is in use and cannot be taken back.
+    fn leave(&self, room: u64) -> Result<()> {
+        let read = |file: &str| std::fs::read_to_string(self.0.join(file));
+        let used: u64 = read("memory.usage_in_bytes")?.trim().parse()?;
+        let text = read("memory.stat")?;
+        let cached = text.lines().filter_map(|line| {
+            let bytes = line.strip_prefix("total_active_file ");
+            bytes.or_else(|| line.strip_prefix("total_inactive_file "))?.parse::<u64>().ok()
+        });
+        let limit = (used + room).saturating_sub(cached.sum());
+        self.write("memory.limit_in_bytes", &limit.to_string())
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        // Of a process that has been killed before.
+        let gone = || std::fs::remove_dir(&self.0).is_ok();
+        _ = wait_until("the group is empty", PATIENCE, gone);
+    }
+}
+
+/// A program whose memory control group is nearly full: attaching might have the kernel end it. Once the group has
+/// room, it is attached to.
+#[test]
+fn a_program_without_room_in_its_memory_group_is_left_alone() -> Result<()> {
+    let _machine = machine::beside_dotnet()?;
+    let dotnet = dotnet()?;
+    let [.., version, _] = dotnet.versions();
+    if !std::path::Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists() {
+        strata_skip::skipped!("no memory control groups of the first version here");
+        return Ok(());
+    }
+    let mut target = start_command(dotnet.program(version, "Shares", &["600"])?)?;
+    let group = MemoryGroup::of(target.pid())?;
+    target.wait_until_used(2.0)?;
+    let pid = target.pid();
+    let record = || -> Result<_> {
+        strata::record()?
+            .frequency(FREQUENCY)
+            .pid(pid)
+            .option("-e", "cpu,exceptions")
+            .seconds(4.0)
+            .run()
+    };
+    for (room, is_attached) in [(5 << 20, false), (256 << 20, true)] {
+        group.leave(room)?;
+        let recorded = record()?;
+        assert!(target.is_alive(), "the program was ended");
+        let clr = Clr::of(&recorded)?;
+        println!("{room} bytes: {clr:?}");
+        let why = clr.why_not(pid).unwrap_or_default();
+        assert_eq!(
+            (clr.attached == 1, why.contains("memory control group")),
+            (is_attached, !is_attached)
+        );
+    }
+    drop(target);
+    drop(group);
+    Ok(())
+}

@@ -13,6 +13,7 @@ use crate::discover::{ClrProcess, DiscoverError, Machine, discover};
 use crate::guarded::{self, Stuck};
 use crate::loading::{self, LoadError, Loaded};
 use crate::mappings::CLibrary;
+use crate::memory_room;
 use crate::session::{Session, SessionError, SessionOptions};
 use crate::socket::SocketError;
 use crate::target::{Target, TargetError};
@@ -69,6 +70,12 @@ pub enum AttachError {
         "it runs on {0}, and this build of strata carries no library for that; build strata with Rust's x86_64-unknown-linux-musl target and musl-tools installed"
     )]
     NoLibrary(CLibrary),
+    #[error(
+        "its memory control group has {} KiB left, and attaching may take {} KiB: raise the group's limit",
+        .0 >> 10,
+        memory_room::NEEDED >> 10
+    )]
+    NoRoom(u64),
     #[error("its runtime takes one profiler only and has {0} loaded already")]
     AnotherProfiler(String),
     #[error(transparent)]
@@ -140,6 +147,9 @@ pub fn attach_to(process: ClrProcess, options: &AttachOptions) -> Result<Attache
         (process.switches.socket_switched_off(), process.switches.profilers_switched_off())
     {
         return Err(AttachError::Load(LoadError::Socket(SocketError::ProfilersOff(variable))));
+    }
+    if let Some(left) = memory_room::room(&target).filter(|left| *left < memory_room::NEEDED) {
+        return Err(AttachError::NoRoom(left));
     }
     let other = other_profiler(&process);
     let c_library = process.c_library.unwrap_or(CLibrary::Glibc);

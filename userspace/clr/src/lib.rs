@@ -37,6 +37,7 @@ mod guarded;
 mod install;
 pub mod loading;
 mod mappings;
+mod memory_room;
 mod place;
 mod profilers;
 mod root;

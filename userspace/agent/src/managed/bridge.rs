@@ -268,6 +268,8 @@ fn instead(pid: u32, may_write: bool, error: &AttachError) -> Refusal {
         error,
         AttachError::Stuck(Stuck::TooMany | Stuck::NoThread)
             | AttachError::Session(SessionError::Stuck(Stuck::TooMany | Stuck::NoThread))
+            // It may have more later.
+            | AttachError::NoRoom(_)
             // While other processes of its user hang.
             | AttachError::Load(LoadError::Socket(SocketError::NotLooked))
     );

@@ -542,7 +542,7 @@ impl Managed {
                     || !target.runtime.enumerated
                     || bridge.reports_snapshots()
             }
-            State::Attaching => true,
+            State::Attaching => target.not_yet.is_none(),
             State::Refused(_) | State::Ended => false,
         };
         self.turns.has_more || self.code_reader.is_reading() || self.targets.values().any(is_busy)
@@ -692,7 +692,7 @@ impl Managed {
             match std::mem::replace(&mut target.state, State::Ended) {
                 State::Attached(bridge) => leaving.push(*bridge),
                 State::Attaching if target.ended.is_none() => {
-                    let why = NO_ANSWER_YET.to_owned();
+                    let why = target.not_yet.take().unwrap_or_else(|| NO_ANSWER_YET.to_owned());
                     let refusal =
                         Refusal { why, writes_perf_map: false, is_passing: false, is_slow: true };
                     target.state = State::Refused(refusal);
@@ -740,9 +740,12 @@ impl Managed {
             if let Some(why) = target.events.managed_frames_only() {
                 totals.managed_frames_only.push((target.pid, why.to_owned()));
             }
-            if let State::Refused(refusal) = &target.state {
-                totals.refused.push((target.pid, refusal.why.clone()));
-            }
+            let why = match &target.state {
+                State::Refused(refusal) => Some(&refusal.why),
+                State::Attaching if target.ended.is_none() => target.not_yet.as_ref(),
+                _ => None,
+            };
+            totals.refused.extend(why.map(|why| (target.pid, why.clone())));
         }
         totals
     }

@@ -173,6 +173,7 @@ impl Managed {
                         _ => tracing::debug!(pid, why, "no bridge in a .NET process yet"),
                     }
                     target.tries = target.tries.saturating_add(1);
+                    target.not_yet = Some(refusal.why);
                     self.bridges.reach_later(pid, image, attach, target.tries);
                     continue;
                 }

@@ -91,6 +91,8 @@ pub(super) struct Target {
     /// Of events that the runtime has walked the stacks of: what was read so far.
     pub snapshots: Taken,
     pub ended: Option<Instant>,
+    /// Why the last try to attach failed, after which another follows.
+    pub not_yet: Option<String>,
     /// The memory of names kept since it has ended.
     pub kept_bytes: usize,
     /// The strata that it was read beside has left it.
@@ -206,6 +208,7 @@ impl Target {
             events: Events::default(),
             snapshots: Taken::default(),
             ended: None,
+            not_yet: None,
             kept_bytes: 0,
             is_free: false,
             was_free: false,
