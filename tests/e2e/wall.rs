@@ -137,9 +137,10 @@ fn time_without_a_cpu_is_where_it_was_taken_away() -> Result<()> {
     let lost = [below("off_cpu", "runnable", burns)?, below("off_cpu", "runnable", wakes)?];
     println!("burns and wakes: ran {ran:.2?}, waited {waited:.2?}, off_cpu {lost:.2?} s");
     assert!(ran[0] > 0.9 * (ran[0] + ran[1]) && ran[0] > 1.0);
-    // Whatever else the machine does takes its CPU anywhere.
+    // Whatever else the machine does takes its CPU anywhere, mostly where it burns. By its samples on a CPU it
+    // would have hardly any of this time where it wakes.
     let share = |of: [f64; 2]| of[1] / (of[0] + of[1]);
-    assert!(share(lost) > 0.6 && lost[1] > 1.0);
+    assert!(share(lost) > 0.3 && lost[1] > 1.0);
     assert!((share(waited) - share(lost)).abs() < 0.15);
     Ok(())
 }
