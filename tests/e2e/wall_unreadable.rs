@@ -12,19 +12,31 @@ use strata_tests::{machine, text_outputs};
 use crate::dotnet_running;
 use crate::wall::{c_target, has, label, number, seconds, wall};
 
+/// A process of which a thread's stack lies in a file whose server never answers. Dropped in this order: the process
+/// cannot end while its memory is being read.
+struct Unreadable {
+    _files: SilentFileSystem,
+    process: Running,
+}
+
+impl Unreadable {
+    fn start() -> Result<Self> {
+        let files = SilentFileSystem::with_program(&c_target("sleeper")?)?;
+        let path = files.program();
+        let program = c_target("stack_on_file")?;
+        let mut process = Running::start(&program, &[path.to_str().context("a path")?])?;
+        process.wait_for_line("ready", PATIENCE)?;
+        files.fall_silent();
+        Ok(Self { _files: files, process })
+    }
+}
+
 /// A thread's stack lies in a file whose server never answers: its reader hangs, and nothing else.
 #[test]
 fn a_stack_that_cannot_be_read_stalls_nothing() -> Result<()> {
     let _machine = machine::beside_others()?;
-    // Dropped after the file system: it cannot end while its memory is being read.
-    let mut ended_later = None;
-    let files = SilentFileSystem::with_program(&c_target("sleeper")?)?;
-    let path = files.program();
-    let program = c_target("stack_on_file")?;
-    let hostile =
-        ended_later.insert(Running::start(&program, &[path.to_str().context("a path")?])?);
-    hostile.wait_for_line("ready", PATIENCE)?;
-    files.fall_silent();
+    let unreadable = Unreadable::start()?;
+    let hostile = &unreadable.process;
     let good = Running::start(&c_target("waits")?, &["600"])?;
     let pids = [hostile.pid(), good.pid()].map(|pid| pid.to_string());
     let recorded = record()?
@@ -56,22 +68,12 @@ fn a_stack_that_cannot_be_read_stalls_nothing() -> Result<()> {
 fn many_stacks_that_cannot_be_read_stall_nothing() -> Result<()> {
     const MANY: usize = 7;
     let _machine = machine::beside_others()?;
-    // Dropped after the file system: they cannot end while their memory is being read.
-    let mut hostile = Vec::new();
-    let mut silent = Vec::new();
-    let program = c_target("stack_on_file")?;
-    for _ in 0..MANY {
-        let files = SilentFileSystem::with_program(&c_target("sleeper")?)?;
-        let path = files.program();
-        let mut one = Running::start(&program, &[path.to_str().context("a path")?])?;
-        one.wait_for_line("ready", PATIENCE)?;
-        hostile.push(one);
-        files.fall_silent();
-        silent.push(files);
-    }
+    let unreadable: Vec<Unreadable> =
+        (0..MANY).map(|_| Unreadable::start()).collect::<Result<_>>()?;
+    let hostile = || unreadable.iter().map(|one| &one.process);
     let good = Running::start(&c_target("waits")?, &["600"])?;
     let mut recording = record()?.option("--pid", good.pid().to_string());
-    for one in &hostile {
+    for one in hostile() {
         recording = recording.option("--pid", one.pid().to_string());
     }
     let recorded = recording.option("-e", "wall").seconds(20.0).run()?;
@@ -85,7 +87,7 @@ fn many_stacks_that_cannot_be_read_stall_nothing() -> Result<()> {
     let summary = recorded.summary()?;
     assert_eq!(summary.losses_named(&["thread_reads_hung"]), MANY as u64);
     assert_eq!(summary.losses_named(&["thread_passes_refused"]), 0);
-    for one in &hostile {
+    for one in hostile() {
         let time = time_of(one.pid());
         assert!((38.0..46.0).contains(&time), "{}: {time:.2} s", one.pid());
     }
@@ -97,15 +99,8 @@ fn many_stacks_that_cannot_be_read_stall_nothing() -> Result<()> {
 #[test]
 fn a_daemon_names_a_process_that_it_cannot_walk() -> Result<()> {
     let _machine = machine::beside_others()?;
-    // Ended only after the file system: what hangs in it cannot end before.
-    let mut ended_later = None;
-    let files = SilentFileSystem::with_program(&c_target("sleeper")?)?;
-    let path = files.program();
-    let program = c_target("stack_on_file")?;
-    let hostile =
-        ended_later.insert(Running::start(&program, &[path.to_str().context("a path")?])?);
-    hostile.wait_for_line("ready", PATIENCE)?;
-    files.fall_silent();
+    let unreadable = Unreadable::start()?;
+    let hostile = &unreadable.process;
     let mut daemon = Daemon::prepared()?;
     daemon.configure("[sampling]\ntypes = [\"cpu\", \"wall\"]\n")?;
     daemon.start()?;

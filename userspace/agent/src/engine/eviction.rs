@@ -218,7 +218,6 @@ impl Engine {
         self.table.retain_images(|image| images.contains(&image));
         let table = &self.table;
         self.selection.retain(|image| table.image(image).is_some());
-        let table = &self.table;
         self.groups.retain(|image| table.image(image).is_some());
         self.credentials.retain(|image| table.image(image).is_some());
         self.rates.retain(|image| table.image(image).is_some());

@@ -102,10 +102,6 @@ impl Place {
     pub(super) fn of_woken(&self) -> Self {
         Self { state: STATE_RUNNABLE, syscall: NO_SYSCALL, ..self.clone() }
     }
-
-    pub(super) fn lacks_callers(&self) -> bool {
-        self.whole.lacks_tables()
-    }
 }
 
 /// A thread.

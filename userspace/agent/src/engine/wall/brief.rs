@@ -64,7 +64,7 @@ impl BriefThreads {
         if is_main || random.next() >> 1 >= chance {
             return;
         }
-        if let Some(place) = account.place.clone().filter(|place| !place.lacks_callers()) {
+        if let Some(place) = account.place.clone().filter(|place| !place.whole.lacks_tables()) {
             let is_blocked = place.is_blocked();
             let list = |places: &mut Places| match is_blocked {
                 true => keep(&mut places.blocked, place, random),
