@@ -213,6 +213,38 @@ fn a_return_address_of_zero_is_not_taken_for_the_end_of_a_stack() -> Result<()> 
     Ok(())
 }
 
+/// Functions of coroutines return to a function that nothing calls, or nowhere.
+#[test]
+fn stacks_of_coroutines_are_whole_and_begin_where_the_coroutine_does() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    for link in ["-pie", "-static"] {
+        let program = targets::c("coroutines").named(&format!("coroutines{link}")).flag(link);
+        let recorded = strata::record()?.frequency(997).command(program.build()?, &["2"]).run()?;
+        let own = recorded.stacks()?.that(|stack| stack.comm().starts_with("coroutines"));
+        println!("{link}: {} samples", own.total());
+        for (leaf, start, above) in [
+            ("burn_in_makecontext", "by_makecontext", 1),
+            ("burn_in_fcontext", "by_fcontext", 1),
+            ("burn_without_return", "by_transfer", 0),
+        ] {
+            let burning = own.that(|stack| stack.has(leaf));
+            let whole = burning.share_that(|stack| {
+                let code = stack.frames.iter().rev().filter(|frame| frame.address != 0);
+                code.map(|frame| &frame.name).position(|name| name == start) == Some(above)
+            });
+            println!("  {leaf}: {} samples, {whole:.3} whole", burning.total());
+            for stack in burning.stacks.iter().take(2) {
+                println!("    {} x {}", stack.count, stack.line());
+            }
+            assert!(burning.total() > 100 && whole > 0.99, "{leaf}: {whole}");
+        }
+        // Switches between stacks, and what resumes them.
+        let cut = own.share_that(|s| s.frames.iter().any(|f| f.name.contains("incomplete")));
+        assert!(cut < 0.01, "{cut}");
+    }
+    Ok(())
+}
+
 /// As npm's `bun.exe`: a program for Linux that is named as an assembly, of whose code nothing is
 /// described, its first instructions included, and which is too large to be decoded.
 #[test]

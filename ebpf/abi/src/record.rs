@@ -51,8 +51,8 @@ pub enum End {
     KernelOnly = 9,
     /// A raw stack was cut before its end.
     CaptureLimit = 10,
-    /// A return address of 0, where neither a thread nor a program starts: stack memory that reads
-    /// as zeros, or the start of a coroutine.
+    /// A return address of 0, where neither a thread, a program nor a coroutine starts: stack memory that
+    /// reads as zeros.
     NoReturnAddress = 11,
     /// No stack at all: the time of a thread that came and went between two passes over threads.
     NotWalked = 12,

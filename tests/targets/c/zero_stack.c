@@ -1,5 +1,5 @@
-/* Burns on a stack that reads as zeros where the return address should be: no thread and no
- * program starts there.
+/* Burns on a stack that reads as zeros where the return address should be, in the middle of a page: no
+ * thread, no program and no coroutine starts there.
  * usage: zero_stack [seconds] */
 #include "burn.h"
 #include <sys/mman.h>
@@ -20,7 +20,7 @@ int main(int argc, char **argv) {
     /* As after a call; the return address is 0. */
     __asm__ volatile("mov %0, %%rsp\n\txor %%ebp, %%ebp\n\tjmp *%1"
                      :
-                     : "r"(stack + 32768 - 8), "r"(burn_without_caller)
+                     : "r"(stack + 32768 - 2048 - 8), "r"(burn_without_caller)
                      : "memory");
     __builtin_unreachable();
 }

@@ -284,7 +284,11 @@ impl<'a> Resolver<'a> {
             self.symbols = Some(self.load_symbols());
         }
         let symbols = self.symbols.as_ref()?;
-        let index = symbols.find(address)?;
+        // Between two functions, a return address lies right behind: that of a function which nothing
+        // has called (`__start_context`, a signal's restorer).
+        let (address, index) = [address, address.wrapping_add(1)]
+            .into_iter()
+            .find_map(|address| symbols.find(address).map(|index| (address, index)))?;
         if let Some(names) = self.by_symbol.get(&index) {
             return names.clone();
         }

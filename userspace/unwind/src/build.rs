@@ -18,6 +18,7 @@ use crate::managed::pe;
 use crate::pieces::PieceBuilder;
 use crate::rules::{self, Rules};
 use crate::table::{Statistics, UnwindTable};
+use strata_abi::rule::Packed;
 use strata_bytes::{Part, ReadAt};
 
 /// Why a file has no unwind table.
@@ -93,6 +94,7 @@ pub fn build<R: ReadAt + ?Sized>(source: &R, limits: &Limits) -> Result<UnwindTa
         work: limits.max_work,
         remembered: Vec::new(),
         unsupported: 0,
+        context_starts: arch::context_starts(&elf, source),
     };
     writer.write(&entries, &covered);
     statistics.unsupported_rows = writer.unsupported;
@@ -260,6 +262,8 @@ struct RowWriter<'s, 'a> {
     work: u64,
     remembered: Vec<State>,
     unsupported: u64,
+    /// See [`arch::context_starts`].
+    context_starts: Vec<u64>,
 }
 
 impl RowWriter<'_, '_> {
@@ -273,7 +277,12 @@ impl RowWriter<'_, '_> {
                 end = Some(fill.end);
             }
             self.gap(end, entry.start);
-            self.entry(entry);
+            if self.context_starts.binary_search(&entry.start).is_ok() {
+                let outermost = self.rules.packed(Packed::END);
+                self.pieces.rule_from(entry.start.saturating_sub(1), outermost);
+            } else {
+                self.entry(entry);
+            }
             end = Some(entry.end());
         }
         for fill in fills {

@@ -187,6 +187,20 @@ impl Elf {
         read_exact(source, section.offset, section.size as usize)
     }
 
+    /// The names that a symbol table's entries point into, if they are no more than `limit` bytes.
+    pub fn names_of<R: ReadAt + ?Sized>(
+        &self,
+        source: &R,
+        symbols: &Section,
+        limit: u64,
+    ) -> Vec<u8> {
+        self.sections
+            .get(symbols.link as usize)
+            .filter(|names| names.kind == elf::SHT_STRTAB && names.size <= limit)
+            .and_then(|names| read_exact(source, names.offset, names.size as usize).ok())
+            .unwrap_or_default()
+    }
+
     /// The executable segment an address lies in, as far as the file has bytes for it.
     pub fn code_at(&self, address: u64) -> Option<&Load> {
         self.loads.iter().find(|load| {

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     const CODE: u64 = 0x40_0000;
-    const STACK: u64 = 0x7000_0000;
+    const STACK: u64 = 0x7000_0800;
 
     fn copy(bytes: &[u8]) -> StackCopy<'_> {
         StackCopy { start: STACK, bytes }
@@ -252,6 +252,29 @@ mod tests {
         assert_eq!((frames.len(), end), (2, End::NoReturnAddress));
         let (frames, end) = walk(Packed::FRAME_POINTER, &[STACK + 16, CODE + 8, 0, 0]);
         assert_eq!((frames.len(), end), (2, End::NoReturnAddress));
+    }
+
+    #[test]
+    fn a_coroutine_begins_at_the_top_of_its_stack_without_a_return_address() {
+        let by_table = Packed::frame(Kind::Sp, 8, 0, 0).unwrap();
+        let words_to_page_end = (4096 - (STACK as usize & 4095)) / 8;
+        let stack = |from_end: usize| {
+            let mut words = vec![CODE + 8; words_to_page_end - from_end];
+            *words.last_mut().unwrap() = 0;
+            words
+        };
+        let ends = |from_end| {
+            let words = stack(from_end);
+            let mut registers = Registers::default();
+            registers[PC] = CODE;
+            registers[register::SP as usize] = STACK + (words.len() as u64 - 1) * 8;
+            let at = Interrupted { registers: &registers, code: Code::default(), goroutine: None };
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let mut lookup = |_| Lookup::Rule(Rule::simple(by_table));
+            unwind_snapshot(&mut lookup, at, &[copy(&bytes)], 16, &mut Vec::new())
+        };
+        assert_eq!([0, 1, 31].map(ends), [End::Complete; 3]);
+        assert_eq!(ends(32), End::NoReturnAddress);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use gimli::{
     BaseAddresses, CfaRule, CieOrFde, EhFrame, LittleEndian, RegisterRule, UnwindContext,
     UnwindSection, X86_64,
 };
-use object::{Object, ObjectSection};
+use object::{Object, ObjectSection, ObjectSymbol};
 use strata_abi::rule::{
     FLAG_EXTRA_SAVED, FLAG_FP_SAVED, FLAG_RA_IN_REGISTER, FLAG_SAVES_AT_FP, Kind, Packed, Rule,
 };
@@ -29,11 +29,20 @@ fn compare(path: &Path) -> u64 {
     let bases = BaseAddresses::default().set_eh_frame(section.address());
     let mut context = UnwindContext::new();
     let mut checked = 0;
+    let makes_contexts = file.dynamic_symbols().any(|symbol| symbol.name() == Ok("makecontext"));
+    let mut context_starts = 0;
     let mut entries = frames.entries(&bases);
     while let Some(entry) = entries.next().unwrap() {
         let CieOrFde::Fde(partial) = entry else { continue };
         let fde = partial.parse(EhFrame::cie_from_offset).unwrap();
         if fde.len() == 0 || fde.initial_address() == 0 {
+            continue;
+        }
+        if makes_contexts && starts_a_context(&file, fde.initial_address()) {
+            context_starts += 1;
+            for address in [fde.initial_address() - 1, fde.initial_address()] {
+                assert_eq!(table.lookup(address).packed, Packed::END, "{address:#x}");
+            }
             continue;
         }
         let mut rows = fde.rows(&frames, &bases, &mut context).unwrap();
@@ -51,7 +60,15 @@ fn compare(path: &Path) -> u64 {
             checked += 1;
         }
     }
+    assert!(context_starts <= 1, "{}: {context_starts}", path.display());
     checked
+}
+
+/// Of glibc's `__start_context`, call frame information says that it was called.
+fn starts_a_context(file: &object::File<'_>, address: u64) -> bool {
+    const CODE: [u8; 10] = [0x48, 0x89, 0xdc, 0x48, 0x8b, 0x3c, 0x24, 0x48, 0x85, 0xff];
+    let section = file.section_by_name(".text").unwrap();
+    section.data_range(address, CODE.len() as u64).is_ok_and(|code| code == Some(&CODE[..]))
 }
 
 /// Whether a rule is equivalent to gimli's row. Expressions are left to other tests.

@@ -9,6 +9,7 @@
 //! | `corrected` | what compilers write wrong into call frame information |
 //! | `linkage` | rules of procedure linkage tables |
 //! | `go_function`, `is_go_restorer` | rules of a function in Go's line table |
+//! | `context_starts` | functions of a C library that are returned to and never called |
 //! | `derived` | rules of code that nothing describes, from its instructions |
 //! | `managed_image` | rules of a PE file, from its exception directory |
 //! | `method_unwinding`, `wants_all_code`, `stub_at`, `STUB_REACH` | rules of code that the CLR made at run time |

@@ -104,7 +104,7 @@ fn return_to<M: Machine>(machine: &mut M, frame: &mut Frame, cfa: u64) -> Option
 fn arrive(frame: &mut Frame, pc: u64, sp: u64) -> Option<End> {
     // Where threads and programs start, rules say so (`Kind::End`).
     if pc == 0 {
-        return Some(End::NoReturnAddress);
+        return Some(if is_top_of_a_stack(sp) { End::Complete } else { End::NoReturnAddress });
     }
     frame.pc = pc;
     frame.sp = sp;
@@ -116,6 +116,19 @@ fn arrive(frame: &mut Frame, pc: u64, sp: u64) -> Option<End> {
     frame.by_pointer = 0;
     None
 }
+
+/// Whether a stack may begin here: coroutines (Ruby's, Crystal's) put a return address of 0 at the very end of
+/// whole pages. Anywhere else, zeros are memory that has been misread as a stack.
+#[inline(always)]
+const fn is_top_of_a_stack(sp: u64) -> bool {
+    sp.wrapping_add(MOST_ABOVE) & (PAGE - 1) <= MOST_ABOVE + MOST_BEYOND
+}
+
+const PAGE: u64 = 4096;
+/// What a coroutine's maker leaves above its first frame at most.
+const MOST_ABOVE: u64 = 255;
+/// How far a stack of whole pages from `malloc` lies behind a page's start.
+const MOST_BEYOND: u64 = 32;
 
 #[inline(always)]
 fn uncommon_step<M: Machine>(machine: &mut M, frame: &mut Frame, word: Packed) -> Option<End> {

@@ -64,6 +64,10 @@ pub(crate) fn go_function<R: ReadAt + ?Sized>(
 ) {
 }
 
+pub(crate) fn context_starts<R: ReadAt + ?Sized>(_elf: &Elf, _source: &R) -> Vec<u64> {
+    Vec::new()
+}
+
 pub(crate) fn derived<R: ReadAt + ?Sized>(
     _undescribed: &Undescribed<'_, R>,
     _limits: &Limits,

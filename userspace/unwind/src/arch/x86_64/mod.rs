@@ -2,11 +2,13 @@
 //!
 //! - `expression`, `realigned`: call frame information
 //! - `plt`: procedure linkage tables
+//! - `context_start`: where `makecontext` lets functions return to
 //! - `go_frames`: Go's functions
 //! - `code`: code that nothing describes
 //! - `managed`: code of the CLR
 
 mod code;
+mod context_start;
 mod expression;
 mod go_frames;
 mod managed;
@@ -17,6 +19,7 @@ use object::elf;
 use strata_ecma::pe::Machine;
 
 pub(crate) use code::propose as derived;
+pub(crate) use context_start::context_starts;
 pub(crate) use expression::rule_of;
 pub(crate) use go_frames::{go_function, is_go_restorer};
 pub(crate) use managed::image::build as managed_image;

@@ -27,6 +27,9 @@ use strata_bytes::ReadAt;
 
 /// `mov $15, %rax; syscall`: `rt_sigreturn`, which only a signal restorer calls.
 const RESTORER: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
+/// `xor %rdi,%rdi; call _exit`, and `hlt` behind it: where boost.context's coroutines return to.
+const EXIT: [u8; 4] = [0x48, 0x31, 0xff, 0xe8];
+const BEHIND_EXIT: (usize, u8) = (8, 0xf4);
 const ALIGNMENT: u64 = 16;
 
 /// Where to begin.
@@ -234,16 +237,16 @@ impl Analysis {
         while offset < region.bytes.len() {
             let address = region.start + offset as u64;
             let rest = region.bytes.get(offset..).unwrap_or_default();
-            let (rule, length) = if rest.starts_with(&RESTORER) {
-                // The return address into a restorer is its first byte, and callers are looked
+            let (rule, length) = if let Some((rule, length)) = returned_to(rest) {
+                // Where nothing calls, the return address is the first byte, and callers are looked
                 // up by the byte before.
-                last = rules.packed(Packed::SIGNAL);
+                last = rules.packed(rule);
                 if let Some(before) = address.checked_sub(1).filter(|pc| *pc >= region.start) {
                     proposal.rows.push((before, last));
                 } else {
                     proposal.rows.push((address, last));
                 }
-                (last, RESTORER.len())
+                (last, length)
             } else {
                 match self.state(region.state(offset)) {
                     Some(state) if region.state(offset) != 0 => {
@@ -267,6 +270,15 @@ impl Analysis {
         proposal.close(region.start, region.start + region.bytes.len() as u64, first);
         derived
     }
+}
+
+/// The rule of code that is returned to although it calls nothing, and its length.
+fn returned_to(code: &[u8]) -> Option<(Packed, usize)> {
+    if code.starts_with(&RESTORER) {
+        return Some((Packed::SIGNAL, RESTORER.len()));
+    }
+    let (length, halt) = BEHIND_EXIT;
+    (code.starts_with(&EXIT) && code.get(length) == Some(&halt)).then_some((Packed::END, length))
 }
 
 /// Functions that are called or have their address taken, by decoding everything once in order.

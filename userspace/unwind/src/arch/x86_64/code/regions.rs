@@ -9,7 +9,7 @@ use object::LittleEndian as LE;
 use object::elf::{self, Rela64, Sym64};
 
 use crate::coverage::{self, Coverage};
-use crate::elf::{Elf, Section};
+use crate::elf::Elf;
 use crate::frame_section::Entry;
 use crate::limits::Limits;
 use strata_bytes::ReadAt;
@@ -271,7 +271,7 @@ pub(crate) fn known_code<R: ReadAt + ?Sized>(elf: &Elf, source: &R, regions: &Re
         let Ok((symbols, _)) = object::pod::slice_from_bytes::<Sym64<LE>>(&bytes, count) else {
             continue;
         };
-        let names = names_of(elf, source, section);
+        let names = elf.names_of(source, section, MAX_SYMBOL_NAMES);
         for symbol in symbols {
             let kind = symbol.st_info & 0xf;
             let address = symbol.st_value.get(LE);
@@ -293,15 +293,6 @@ pub(crate) fn known_code<R: ReadAt + ?Sized>(elf: &Elf, source: &R, regions: &Re
     functions.sort_unstable();
     functions.dedup();
     Known { functions, bodies, builtins }
-}
-
-/// The names that a symbol table's entries point into.
-fn names_of<R: ReadAt + ?Sized>(elf: &Elf, source: &R, symbols: &Section) -> Vec<u8> {
-    elf.sections
-        .get(symbols.link as usize)
-        .filter(|names| names.kind == elf::SHT_STRTAB && names.size <= MAX_SYMBOL_NAMES)
-        .and_then(|names| crate::elf::read_exact(source, names.offset, names.size as usize).ok())
-        .unwrap_or_default()
 }
 
 /// Functions whose address data holds: relative relocations, and the words of data sections in

@@ -9,6 +9,8 @@ use strata_abi::rule::{FLAG_FP_SAVED, FLAG_RA_IN_REGISTER, Kind, Packed, Rule};
 
 use crate::rules::{self, Rules};
 
+/// No register: see [`State::stored_in`].
+const MEMORY: u8 = 16;
 /// Larger frames are rejected.
 const MAX_FRAME: i32 = 1 << 24;
 
@@ -42,6 +44,8 @@ pub(super) struct State {
     is_behind_syscall: bool,
     /// The return address was popped into this register (`vfork`).
     return_in: Option<u8>,
+    /// Where RSP was stored last: this register, or [`MEMORY`].
+    stored_in: Option<u8>,
     /// The confidence that code gets here in this state.
     doubt: Doubt,
 }
@@ -56,6 +60,7 @@ impl State {
         outermost: false,
         is_behind_syscall: false,
         return_in: None,
+        stored_in: None,
         doubt: Doubt::None,
     };
     /// At the program's entry point, which has no caller.
@@ -122,6 +127,7 @@ impl State {
             outermost: self.outermost && other.outermost,
             is_behind_syscall: self.is_behind_syscall && other.is_behind_syscall,
             return_in: if self.return_in == other.return_in { self.return_in } else { None },
+            stored_in: if self.stored_in == other.stored_in { self.stored_in } else { None },
             doubt: Doubt::None,
         };
         (joined != *self).then_some(joined)
@@ -140,7 +146,8 @@ impl State {
             });
         }
         let (kind, base, cfa) = match (self.sp, self.fp) {
-            (Some(cfa), _) if cfa >= 8 => (Kind::Sp, register::RSP, cfa),
+            // At 0, the return address has been read already, and lies just below.
+            (Some(cfa), _) if cfa >= 8 || cfa == 0 => (Kind::Sp, register::RSP, cfa),
             (_, Some(cfa)) => (Kind::Fp, register::RBP, cfa),
             _ => return rules::NONE,
         };
@@ -239,6 +246,9 @@ impl State {
 
     /// `mov` to memory: RBP may be saved there.
     fn store(&mut self, instruction: &Instruction) {
+        if is_register(instruction, Register::RSP) {
+            self.stored_in = Some(MEMORY);
+        }
         if instruction.op1_kind() == OpKind::Register
             && instruction.op1_register() == Register::RBP
             && self.fp_is_callers
@@ -251,6 +261,11 @@ impl State {
 
     /// How far below the CFA a memory operand lies, when it is in this frame.
     fn slot(&self, instruction: &Instruction) -> Option<i32> {
+        self.address(instruction).filter(|slot| *slot >= 8)
+    }
+
+    /// CFA minus the address of a memory operand.
+    fn address(&self, instruction: &Instruction) -> Option<i32> {
         if instruction.memory_index() != Register::None {
             return None;
         }
@@ -260,13 +275,16 @@ impl State {
             _ => return None,
         };
         let displacement = i32::try_from(instruction.memory_displacement64() as i64).ok()?;
-        base.checked_sub(displacement).filter(|slot| (8..MAX_FRAME).contains(slot))
+        base.checked_sub(displacement).filter(|below| (0..MAX_FRAME).contains(below))
     }
 
     /// A register is set.
     fn set(&mut self, target: Register, instruction: &Instruction) {
         if self.return_in.is_some() && self.return_in == number(target) {
             self.return_in = None;
+        }
+        if instruction.mnemonic() == Mnemonic::Mov && is_register(instruction, Register::RSP) {
+            self.stored_in = number(target);
         }
         match target {
             Register::RSP => self.set_sp(instruction),
@@ -286,7 +304,26 @@ impl State {
             (Mnemonic::Sub, Some(value)) => self.move_sp(value.saturating_neg()),
             (Mnemonic::Lea, _) => self.sp = self.address(instruction),
             (Mnemonic::Mov, _) if is_register(instruction, Register::RBP) => self.sp = self.fp,
+            (Mnemonic::Mov, _) if self.switches_stacks(instruction) => {}
             _ => self.sp = None,
+        }
+    }
+
+    /// Whether RSP is set to what this function did to another stack when it left that: a coroutine's
+    /// switch stores RSP, and takes the next one from an argument, or from where that points.
+    fn switches_stacks(&self, instruction: &Instruction) -> bool {
+        let is_argument = |register| {
+            matches!(register, Register::RDI | Register::RSI | Register::RDX | Register::RCX)
+        };
+        match instruction.op1_kind() {
+            OpKind::Register => {
+                let from = instruction.op1_register();
+                is_argument(from) && self.stored_in.is_some_and(|at| Some(at) != number(from))
+            }
+            OpKind::Memory => {
+                self.stored_in == Some(MEMORY) && is_argument(instruction.memory_base())
+            }
+            _ => false,
         }
     }
 
@@ -314,11 +351,6 @@ impl State {
             }
             _ => self.clobber_fp(),
         }
-    }
-
-    /// CFA minus the address that `lea` makes.
-    fn address(&self, instruction: &Instruction) -> Option<i32> {
-        self.slot(instruction)
     }
 
     fn restore_fp(&mut self) {
