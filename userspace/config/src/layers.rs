@@ -81,7 +81,8 @@ impl<'a> Layers<'a> {
             shown: Vec::new(),
             problems: Vec::new(),
         };
-        for flag in inputs.flags {
+        // The first entry of a key counts, and of flags the last one, as everywhere.
+        for flag in inputs.flags.iter().rev() {
             layers.entries.push(Entry {
                 path: flag.key.split('.').map(str::to_owned).collect(),
                 raw: Raw::Words(flag.value.clone()),

@@ -69,7 +69,9 @@ impl Decision {
 }
 
 pub(crate) fn read(layers: &mut Layers<'_>) -> Vec<Rule> {
-    let numbers = layers.below(&["rule"]);
+    let mut numbers = layers.below(&["rule"]);
+    // By their numbers, whichever of them a flag names.
+    numbers.sort_by_key(|number| number.parse().unwrap_or(usize::MAX));
     if numbers.iter().any(|number| number.parse::<usize>().is_err()) {
         let message = "rules are a list: write `[[rule]]` instead of `[rule]`";
         layers.refuse_below("rule", message);

@@ -90,6 +90,23 @@ fn a_flag_wins_over_a_variable_and_a_variable_over_the_file() {
 }
 
 #[test]
+fn of_a_flag_that_is_given_twice_the_last_counts() {
+    let flag = |value| ("--set", "sampling.frequency", value);
+    let configuration = with("", &[], &[flag("19"), flag("99")]).expect("right").configuration;
+    assert_eq!(configuration.frequencies[0].1.value, 99);
+}
+
+#[test]
+fn a_flag_for_a_rule_leaves_it_in_its_place() {
+    let rule = |service| format!("[[rule]]\nmatch = {{ exe = \"*\" }}\nservice = \"{service}\"\n");
+    let text = (0..11).map(|number| rule(format!("s{number}"))).collect::<String>();
+    let flags = [("--set", "rule.11.frequency", "99"), ("--set", "rule.2.frequency", "99")];
+    let rules = with(&text, &[], &flags).expect("right").configuration.rules;
+    let services: Vec<_> = rules.iter().filter_map(|rule| rule.service.value.clone()).collect();
+    assert_eq!(services, (0..11).map(|number| format!("s{number}")).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_host_is_called_what_the_configuration_says() {
     assert_eq!(environment(&[]).configuration.host.value, None);
     let host = environment(&[("STRATA_HOST", "node-1")]).configuration.host;

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     /// What a profile as a whole has: its process's number, name and container.
-    const OF_THE_PROFILE: [&str; 3] = ["pid", "process", "container"];
+    const OF_THE_PROFILE: [&str; 3] = ["pid", "process", "container_id"];
 
     #[test]
     fn every_label_of_few_values_has_a_name_at_each_backend_that_shows_labels() {

@@ -36,7 +36,7 @@ pub static SAMPLE_LABELS: [SampleLabel; 32] = [
     bounded("tid"),
     bounded("comm"),
     bounded("process"),
-    bounded("container"),
+    bounded("container_id"),
     unbounded("span_id"),
     unbounded("trace_id"),
     unbounded("local root span id"),

@@ -32,7 +32,7 @@ pub struct Difference {
     pub sample_type: String,
     pub unit: String,
     pub total: Change,
-    /// The numbers of samples in the totals; 0 where a profile does not count them.
+    /// The numbers of samples, or of events, in the totals; 0 where a profile does not count them.
     pub samples: Change,
     /// The names of the tree's nodes; the first is the root's.
     pub names: Vec<Name>,
@@ -114,10 +114,9 @@ impl Difference {
         let mut overlay = Overlay::new();
         let mut compared = Self { sample_type: sample_type.to_owned(), ..Self::default() };
         for (profile, side) in [(before, Side::Before), (after, Side::After)] {
-            let counting = profile.counting_sample_type();
-            let samples = counting.map_or(0, |counting| profile.total(counting));
-            compared.samples.add(side.change(samples));
             let Some(shown) = profile.sample_type(sample_type) else { continue };
+            let samples = profile.count_of(shown).map_or(0, |counting| profile.total(counting));
+            compared.samples.add(side.change(samples));
             if let Some(kind) = profile.sample_types.get(shown) {
                 profile.string(kind.unit).clone_into(&mut compared.unit);
             }
@@ -139,6 +138,15 @@ impl Difference {
         };
         let sum = variance(before, self.samples.before) + variance(after, self.samples.after);
         (2.0 * sum.sqrt()).max(SMALLEST_CHANGE)
+    }
+
+    /// What is not called a change: see [`noise`](Self::noise).
+    #[must_use]
+    pub fn noise_text(&self) -> &'static str {
+        match self.samples {
+            Change { before: 1.., after: 1.. } => "0.1 points, or what chance explains (2σ)",
+            _ => "0.1 points",
+        }
     }
 
     /// The name of a node.
@@ -347,8 +355,10 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use strata_kinds::{Kind, Kinds};
+
     use super::{Change, Difference, Name};
-    use crate::folded;
+    use crate::{ProfileBuilder, folded};
 
     fn between(before: &str, after: &str) -> Difference {
         let [before, after] =
@@ -392,6 +402,24 @@ mod tests {
             let work = work.expect("it is there");
             assert_eq!(work.share_change < difference.noise(work.value), is_noise);
         }
+    }
+
+    #[test]
+    fn noise_is_that_of_the_events_compared_and_is_called_so_where_they_are_counted() {
+        let of = |kinds: Kinds, values: &[i64], sample_type: &str| {
+            let mut builder = ProfileBuilder::of_kinds(kinds);
+            let stack = builder.stack(&[]);
+            let labels = builder.labels(&[]);
+            builder.add(stack, labels, values);
+            let profile = builder.finish();
+            let difference = Difference::between(&profile, &profile, sample_type);
+            (difference.samples.before, difference.noise_text())
+        };
+        let counted = "0.1 points, or what chance explains (2σ)";
+        let cpu_and_exceptions = Kinds::NONE.with(Kind::Cpu, true).with(Kind::Exceptions, true);
+        assert_eq!(of(cpu_and_exceptions, &[500, 5_000, 12], "exceptions"), (12, counted));
+        assert_eq!(of(cpu_and_exceptions, &[500, 5_000, 12], "cpu"), (500, counted));
+        assert_eq!(of(Kinds::NONE.with(Kind::Wall, true), &[7_000], "wall"), (0, "0.1 points"));
     }
 
     #[test]

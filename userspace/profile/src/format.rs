@@ -189,8 +189,9 @@ pub fn write(
     }
 }
 
-/// Formats with one value show the number of samples when the profile's own choice is CPU time:
-/// the shares are the same and the numbers are what was counted.
+/// Formats with one value show the number of samples when the profile's own choice is CPU time, and
+/// each sample stands for one period of it: the shares are the same and the numbers are what was
+/// counted. Of samples of several rates they are not.
 fn shown_sample_type(profile: &Profile, options: &WriteOptions) -> Result<usize, WriteError> {
     if let Some(wanted) = &options.sample_type {
         return profile.sample_type(wanted).ok_or_else(|| {
@@ -202,7 +203,7 @@ fn shown_sample_type(profile: &Profile, options: &WriteOptions) -> Result<usize,
     let shown = profile.shown_sample_type();
     let name = profile.sample_types.get(shown).map(|kind| profile.string(kind.name));
     Ok(match (name, profile.counting_sample_type()) {
-        (Some("cpu"), Some(counting)) => counting,
+        (Some("cpu"), Some(counting)) if profile.counts_periods(counting, shown) => counting,
         _ => shown,
     })
 }

@@ -463,6 +463,16 @@ impl Profile {
         Some(self.first_column_of(kind)?.saturating_add(count))
     }
 
+    /// Whether a value of `times` is the profile's period for each that `counting` counts.
+    #[must_use]
+    pub fn counts_periods(&self, counting: usize, times: usize) -> bool {
+        // Periods are whole nanoseconds: those of 19 Hz are 0.000000008 of themselves too short.
+        const EXACTNESS: i128 = 10_000;
+        let counted = i128::from(self.total(counting)) * i128::from(self.period);
+        let timed = i128::from(self.total(times));
+        (counted - timed).abs().saturating_mul(EXACTNESS) <= timed
+    }
+
     /// The kind that a sample type is a column of.
     #[must_use]
     pub fn kind_of(&self, sample_type: usize) -> Option<Kind> {

@@ -6,7 +6,10 @@ use std::collections::BTreeMap;
 
 use inferno::collapse::Collapse;
 use inferno::collapse::perf::{Folder, Options};
-use strata_profile::{Format, Profile, ReadError, WriteOptions, pprof, read, write};
+use strata_kinds::{Kind, Kinds};
+use strata_profile::{
+    Format, Profile, ProfileBuilder, ReadError, WriteOptions, pprof, read, write,
+};
 use support::{HOSTILE_NAMES, PERIOD, everything, hostile, recording};
 
 fn written(profile: &Profile, format: Format) -> String {
@@ -47,6 +50,27 @@ fn without_timeline(profile: &Profile) -> Profile {
     let mut bytes = Vec::new();
     pprof::encode(profile, &mut bytes).unwrap();
     pprof::decode(&bytes).unwrap()
+}
+
+#[test]
+fn counts_stand_for_cpu_time_only_where_all_samples_have_one_rate() {
+    const SECOND: i64 = 1_000_000_000;
+    let of = |rates: [i64; 2]| {
+        let mut builder = ProfileBuilder::of_kinds(Kinds::NONE.with(Kind::Cpu, true));
+        for (pid, rate) in (1_u32..).zip(rates) {
+            builder.set_period_of(Kind::Cpu, SECOND / rates[0]);
+            let thread = builder.thread(pid, pid, &format!("of_{rate}"), "main", "");
+            let labels = builder.thread_labels(thread);
+            let stack = builder.stack(&[]);
+            builder.add(stack, labels, &[rate, rate * (SECOND / rate)]);
+        }
+        let folded = written(&builder.finish(), Format::Folded);
+        folded.lines().map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect()
+    };
+    let counted: Vec<i64> = of([19, 19]);
+    assert_eq!(counted, [38]);
+    let timed: Vec<i64> = of([19, 99]);
+    assert!(timed.iter().all(|time| (SECOND - 200..=SECOND).contains(time)), "{timed:?}");
 }
 
 #[test]

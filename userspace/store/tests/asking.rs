@@ -222,7 +222,8 @@ fn damaged_merges_are_replaced_by_what_they_were_made_of() {
         let answer = store.reader().query(&Selection::of_service("shop", "cpu")).unwrap();
         assert_eq!(counts(&answer)["main;work"], 480);
         assert_eq!(answer.profiles, 240);
-        (answer.records_read, answer.damaged)
+        assert_eq!(answer.damaged, 0);
+        (answer.records_read, answer.replaced)
     };
     assert_eq!(ask(), (1, 0), "from the roll-up");
     // Members, two series, and the hour of mail before that of shop.

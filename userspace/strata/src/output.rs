@@ -7,9 +7,9 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -111,7 +111,7 @@ fn check_one(path: &Path, user: Option<&User>) -> Result<()> {
     refuse_links(path)?;
     let folder = folder_of(path);
     let name = beside(path, "check");
-    let probe = create_new(&name).with_context(|| {
+    let probe = create_new(&name, PUBLIC).with_context(|| {
         format!(
             "`{}` cannot be written: no file can be created in `{}`. Choose another place with \
              --output",
@@ -150,20 +150,33 @@ fn beside(path: &Path, purpose: &str) -> PathBuf {
     folder_of(path).join(name)
 }
 
-fn create_new(path: &Path) -> io::Result<File> {
+/// As far as the umask lets.
+const PUBLIC: u32 = 0o644;
+const PRIVATE: u32 = 0o600;
+
+fn create_new(path: &Path, mode: u32) -> io::Result<File> {
     OpenOptions::new()
         .write(true)
         .create_new(true)
         .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-        .mode(0o644)
+        .mode(mode)
         .open(path)
 }
 
 /// Takes a name for an output: an empty file of the user's, which [`write`] replaces. `false` if
 /// there is a file of that name.
 pub fn claim(path: &Path, user: Option<&User>) -> Result<bool> {
+    claim_with(path, user, PUBLIC)
+}
+
+/// The same for an output that only the user may read.
+pub fn claim_private(path: &Path, user: Option<&User>) -> Result<bool> {
+    claim_with(path, user, PRIVATE)
+}
+
+fn claim_with(path: &Path, user: Option<&User>, mode: u32) -> Result<bool> {
     let _rights = AsUser::new(user)?;
-    match create_new(path) {
+    match create_new(path, mode) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
         Err(error) => Err(error).with_context(|| format!("writing `{}` failed", path.display())),
@@ -219,7 +232,12 @@ fn write_beside(
     content: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<u64> {
     let failed = || format!("writing `{}` failed", path.display());
-    let file = create_new(temporary).with_context(failed)?;
+    let file = create_new(temporary, PUBLIC).with_context(failed)?;
+    // Who may read the file that is replaced may read the new one.
+    if let Ok(replaced) = fs::symlink_metadata(path) {
+        let mode = replaced.permissions().mode() & 0o777;
+        file.set_permissions(Permissions::from_mode(mode)).with_context(failed)?;
+    }
     let mut out = Counting { to: BufWriter::new(&file), bytes: 0 };
     content(&mut out).with_context(failed)?;
     out.flush().with_context(failed)?;

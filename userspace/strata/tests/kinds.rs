@@ -53,6 +53,7 @@ fn period(kinds: Kinds, times: Kinds) -> Profile {
         length: Duration::from_secs(15),
         frequencies: Frequencies::of_daemon(),
         kinds,
+        host: "here".to_owned(),
     };
     let symbols = KnownSymbols::new(100);
     let mut build = Build::new((&table, &groups), &aggregate, &symbols, &circumstances);

@@ -15,7 +15,6 @@ use crate::{ModuleInfo, NamedFrame};
 use strata_agent::aggregate::{Aggregate, LabelsId, Row, StackId, ThreadId, Tick};
 use strata_agent::code_address::CodeAddress;
 use strata_agent::engine::samples::comm_text;
-use strata_agent::host;
 use strata_agent::managed::names::folds;
 use strata_agent::processes::container::Groups;
 use strata_agent::processes::table::ProcessTable;
@@ -28,6 +27,8 @@ pub struct Circumstances {
     pub frequencies: Frequencies,
     /// The kinds whose columns the profile has.
     pub kinds: Kinds,
+    /// The host's name.
+    pub host: String,
 }
 
 /// A profile of some of an aggregate's samples.
@@ -69,7 +70,7 @@ impl<'a> Build<'a> {
         builder.set_start(start);
         let length = i64::try_from(circumstances.length.as_nanos()).unwrap_or(i64::MAX);
         builder.set_duration(length);
-        builder.set_host(host::name());
+        builder.set_host(&circumstances.host);
         Self {
             table,
             groups,

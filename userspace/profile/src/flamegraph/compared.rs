@@ -40,7 +40,7 @@ pub fn write_difference(
     let height = TOP + ROW * (f64::from(layout.depth) + 1.0) + FOOT;
     let mut text = String::with_capacity(8 << 10);
     opening(&mut text, (title, &shortened(subtitle, 200)), height, total, None);
-    legend(&mut text);
+    legend(&mut text, difference.noise_text());
     controls(&mut text);
     out.write_all(text.as_bytes())?;
     for &placed in &layout.frames {
@@ -142,7 +142,7 @@ fn class(change: f64, noise: f64) -> String {
 }
 
 /// The scale: percentage points at which each colour starts.
-fn legend(text: &mut String) {
+fn legend(text: &mut String, noise: &str) {
     const WIDE: f64 = 34.0;
     let steps = || std::iter::once(0.0).chain(STEPS).enumerate();
     let shrank = steps().map(|(depth, step)| (format!("b{depth}"), -step));
@@ -176,10 +176,7 @@ fn legend(text: &mut String) {
     }
     put(
         text,
-        format_args!(
-            "<text class=\"l\" x=\"{}\" y=\"77\">same: within 0.1 points, or what chance explains (2σ)</text>\n",
-            x + 12.0
-        ),
+        format_args!("<text class=\"l\" x=\"{}\" y=\"77\">same: within {noise}</text>\n", x + 12.0),
     );
 }
 

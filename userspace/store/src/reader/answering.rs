@@ -91,7 +91,7 @@ impl Plan {
     ) -> Result<Answer, StoreError> {
         let question = Question::new(reader, selection, &self.sources, gone);
         let mut merge = question.merge(self.sources, threads)?;
-        merge.answer.damaged = merge.answer.damaged.saturating_add(self.troubles.damaged);
+        merge.answer.take_troubles(&self.troubles);
         Ok(merge.finish())
     }
 }
@@ -164,7 +164,7 @@ impl<'q> Question<'q> {
                     merge.add(&source, read);
                 }
                 _ => {
-                    merge.answer.damaged = merge.answer.damaged.saturating_add(damaged);
+                    merge.answer.replaced = merge.answer.replaced.saturating_add(damaged);
                     waiting.append(&mut self.instead_of(&source, &mut merge.answer)?);
                 }
             }
@@ -184,8 +184,15 @@ impl<'q> Question<'q> {
         if troubles.is_gone && self.gone == Gone::Stops {
             return Err(StoreError::io("open", &source.path)(ErrorKind::NotFound.into()));
         }
-        answer.damaged = answer.damaged.saturating_add(troubles.damaged);
+        answer.take_troubles(&troubles);
         Ok(instead)
+    }
+}
+
+impl Answer {
+    fn take_troubles(&mut self, troubles: &Troubles) {
+        self.damaged = self.damaged.saturating_add(troubles.damaged);
+        self.replaced = self.replaced.saturating_add(troubles.replaced);
     }
 }
 
@@ -301,12 +308,13 @@ impl<'q> Merge<'q> {
 
     /// Takes in what another thread has, which has no service in common with this.
     fn append(&mut self, other: Self) {
-        let Answer { profiles, records_read, bytes_read, damaged, .. } = other.answer;
+        let Answer { profiles, records_read, bytes_read, damaged, replaced, .. } = other.answer;
         let answer = &mut self.answer;
         answer.profiles = answer.profiles.saturating_add(profiles);
         answer.records_read = answer.records_read.saturating_add(records_read);
         answer.bytes_read = answer.bytes_read.saturating_add(bytes_read);
         answer.damaged = answer.damaged.saturating_add(damaged);
+        answer.replaced = answer.replaced.saturating_add(replaced);
         if let Some((start, end)) = other.times {
             let times = self.times.get_or_insert((start, end));
             *times = (times.0.min(start), times.1.max(end));

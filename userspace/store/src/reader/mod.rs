@@ -39,8 +39,11 @@ pub struct Answer {
     /// The sources read for it.
     pub records_read: u64,
     pub bytes_read: u64,
-    /// Records that could not be read.
+    /// Records that could not be read; what they held is not in the profile.
     pub damaged: u64,
+    /// Merges and roll-ups, or records of them, that could not be read: what they were made of was
+    /// read instead.
+    pub replaced: u64,
 }
 
 /// Two results and their difference.

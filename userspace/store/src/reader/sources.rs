@@ -29,6 +29,8 @@ const MOST_ROLLUPS_HELD: usize = 64;
 pub(super) struct Troubles {
     /// Damaged files and records.
     pub(super) damaged: u64,
+    /// Those of them that only repeat what other files have.
+    pub(super) replaced: u64,
     /// Whether a segment that was listed is not there any more.
     pub(super) is_gone: bool,
     /// Files that are held open.
@@ -81,7 +83,11 @@ impl Reader {
                 Err(error) if error.is_gone() => {}
                 // A file without a valid start is not a segment, or of another version.
                 Err(StoreError::Damaged { .. } | StoreError::OtherVersion { .. }) => {
-                    troubles.damaged = troubles.damaged.saturating_add(1);
+                    let count = match part {
+                        Part::Profiles => &mut troubles.damaged,
+                        Part::Merged | Part::Rollup => &mut troubles.replaced,
+                    };
+                    *count = count.saturating_add(1);
                     return Ok(None);
                 }
                 Err(error) => return Err(error),

@@ -342,7 +342,8 @@ impl Flusher {
         self.tally.profiles += 1;
         self.tally.samples += group.samples(kinds);
         let Flush { started, length, begun_nanos, ref aggregate, .. } = *flush;
-        let circumstances = Circumstances { started, length, frequencies, kinds };
+        let host = super::process_metadata::host_of(configuration).to_owned();
+        let circumstances = Circumstances { started, length, frequencies, kinds, host };
         let mut build = Build::new(
             (&engine.table, &engine.groups),
             aggregate,

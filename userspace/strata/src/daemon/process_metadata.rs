@@ -27,7 +27,7 @@ use crate::status::Service;
 
 use reading::{Question, Reader, Seen, Wanted};
 use resolved::{origin, stored_labels};
-use strata_agent::blocking_reader::{Figures, Missing, Ticket, owner_of};
+use strata_agent::blocking_reader::{Figures, Missing, Owner, ROOT, Ticket, owner_of};
 use strata_agent::engine::Engine;
 use strata_agent::host;
 use strata_agent::image_id::ImageId;
@@ -73,6 +73,7 @@ pub struct Known {
 #[derive(Debug)]
 struct KeptProcess {
     pid: u32,
+    owner: Owner,
     seen: Seen,
     /// How often it was read: its identity is resolved again after each.
     readings: u32,
@@ -92,6 +93,44 @@ struct KeptProcess {
     has_profile: bool,
     /// By AppDomain; 0 is the whole process.
     known: HashMap<u64, (u64, Arc<ResolvedProcess>)>,
+}
+
+/// The bytes of environments that are kept, by user: one user's processes cannot take the room of all
+/// others' (16 KiB of a process may be kept).
+#[derive(Debug, Default)]
+struct Environments {
+    by_owner: HashMap<Owner, usize>,
+    all: usize,
+}
+
+impl Environments {
+    /// Of all processes.
+    const MOST: usize = 8 << 20;
+    /// Of one user but root.
+    const MOST_OF_ONE: usize = Self::MOST / 4;
+
+    fn of(kept: impl Iterator<Item = (Owner, usize)>) -> Self {
+        let mut sum = Self::default();
+        for (owner, bytes) in kept.filter(|(_, bytes)| *bytes > 0) {
+            sum.all += bytes;
+            *sum.by_owner.entry(owner).or_default() += bytes;
+        }
+        sum
+    }
+
+    /// A process of `owner` has so many bytes now instead of those before: or none, where there is no room.
+    fn replace(&mut self, owner: Owner, before: usize, now: usize) -> bool {
+        let own = self.by_owner.entry(owner).or_default();
+        *own = own.saturating_sub(before);
+        self.all = self.all.saturating_sub(before);
+        let most = if owner == ROOT { Self::MOST } else { Self::MOST_OF_ONE };
+        if *own + now > most || self.all + now > Self::MOST {
+            return false;
+        }
+        *own += now;
+        self.all += now;
+        true
+    }
 }
 
 pub struct ProcessMetadata {
@@ -127,8 +166,8 @@ const AGAIN: [Duration; 3] =
     [Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(5)];
 /// The delay before a process is read whose read was refused.
 const REFUSED: Duration = Duration::from_secs(5);
-/// Bytes of the environments of all processes.
-const MOST_ENVIRONMENTS: usize = 8 << 20;
+/// Bytes of what [`ProcessMetadata::described`] says: JSON may take six times as many.
+const MOST_DESCRIBED: usize = 1 << 20;
 /// After this time a process's identity is resolved from the metadata known.
 const UNDECIDED: Duration = Duration::from_secs(15);
 /// How long a flush waits for pending reads.
@@ -176,7 +215,8 @@ impl ProcessMetadata {
             return;
         }
         let question = Question { pid: process.pid, wanted: self.wanted.clone() };
-        process.asked = self.reader.ask_of(owner_of(process.pid), question);
+        process.owner = owner_of(process.pid);
+        process.asked = self.reader.ask_of(process.owner, question);
         match process.asked {
             Some(ticket) => {
                 self.asked.insert(ticket, image);
@@ -196,7 +236,13 @@ impl ProcessMetadata {
     /// Takes in what was read meanwhile.
     fn take_in(&mut self, table: &ProcessTable) {
         let answers = self.reader.answers();
-        let mut environments = if answers.is_empty() { 0 } else { self.environment_bytes() };
+        let kept = self.kept.values();
+        let mut environments = match answers.is_empty() {
+            true => Environments::default(),
+            false => Environments::of(
+                kept.map(|process| (process.owner, process.seen.environment.len())),
+            ),
+        };
         for (ticket, seen) in answers {
             let Some(image) = self.asked.remove(&ticket) else { continue };
             let Some(process) = self.kept.get_mut(&image) else { continue };
@@ -211,13 +257,10 @@ impl ProcessMetadata {
                 }
                 Ok(mut seen) => {
                     let before = process.seen.environment.len();
-                    let room =
-                        MOST_ENVIRONMENTS.saturating_sub(environments.saturating_sub(before));
-                    if seen.environment.len() > room {
+                    if !environments.replace(process.owner, before, seen.environment.len()) {
                         seen.environment = Vec::new();
                         seen.not_kept += 1;
                     }
-                    environments = environments.saturating_sub(before) + seen.environment.len();
                     self.not_kept += u64::from(seen.not_kept);
                     let is_open = seen.is_bare && !table.has_ended(image);
                     if let (true, Some(wait)) = (is_open, AGAIN.get(process.looks as usize)) {
@@ -316,6 +359,7 @@ impl ProcessMetadata {
         }
         let process = KeptProcess {
             pid,
+            owner: ROOT,
             seen: Seen::default(),
             readings: 0,
             asked: None,
@@ -337,7 +381,13 @@ impl ProcessMetadata {
         let known = self.kept.values().flat_map(|process| {
             process.known.values().map(move |(_, who)| who.described(process.pid))
         });
-        let mut all: Vec<Service> = known.take(most).collect();
+        // Names and labels are what processes say: of those with endless ones fewer are shown.
+        let mut room = MOST_DESCRIBED;
+        let has_room = |one: &Service| {
+            room = room.saturating_sub(one.bytes());
+            room > 0
+        };
+        let mut all: Vec<Service> = known.take(most).take_while(has_room).collect();
         if all.is_empty() {
             return self.described_before.clone();
         }
@@ -479,7 +529,7 @@ impl ProcessMetadata {
 }
 
 /// The host's name: as configured, else its own.
-fn host_of(configuration: &Configuration) -> &str {
+pub fn host_of(configuration: &Configuration) -> &str {
     configuration.host.value.as_deref().unwrap_or(host::name())
 }
 

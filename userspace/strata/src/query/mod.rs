@@ -72,7 +72,16 @@ fn ask(
 ) -> Result<Answer> {
     let answer = store.ask(whose, window, adapt);
     match &answer {
-        Ok(answer) => warn_of_damage(answer.damaged),
+        Ok(answer) => {
+            warn_of_damage(answer.damaged);
+            if answer.replaced > 0 {
+                message!(
+                    "strata: {} merged records of the store are damaged; the profiles that they were \
+                     made of were read instead",
+                    answer.replaced
+                );
+            }
+        }
         Err(QueryError::Nothing { damaged, .. }) => warn_of_damage(*damaged),
         Err(_) => {}
     }

@@ -248,7 +248,7 @@ pub fn difference(heading: &[String], difference: &Difference, most: usize) -> R
     }
     match rows.len().saturating_sub(most) {
         0 if rows.is_empty() => {
-            text += "nothing changed by more than 0.1 points or than chance explains (2σ)\n";
+            text += &format!("nothing changed by more than {}\n", difference.noise_text());
         }
         0 => {}
         more => text += &format!("and {more} more that changed (--top N)\n"),

@@ -9,7 +9,7 @@ use strata_query::tree::Node;
 
 use crate::terminal::{columns, cut};
 
-/// A node with less than this part of all is left out.
+/// A node with less than this part of the root is left out.
 const SMALLEST: f64 = 0.01;
 /// Levels that are shown: each takes columns.
 const DEEPEST: usize = 40;
@@ -21,6 +21,7 @@ const LINES: usize = 5;
 struct Shown<'p> {
     unit: &'p str,
     total: f64,
+    smallest: f64,
     width: Option<usize>,
     lines: Vec<String>,
     most: usize,
@@ -32,6 +33,7 @@ pub fn text(title: &str, tree: &Node, profile: &Profile, sample_type: usize, top
     let mut shown = Shown {
         unit: profile.string(kind.unit),
         total: profile.total(sample_type).max(1) as f64,
+        smallest: SMALLEST * tree.value as f64,
         width: columns(&std::io::stdout()),
         lines: Vec::new(),
         most: top.saturating_mul(LINES),
@@ -41,7 +43,10 @@ pub fn text(title: &str, tree: &Node, profile: &Profile, sample_type: usize, top
     let mut text = format!("{}\n\n", sanitize_for_terminal(title));
     text += &(shown.lines.join("\n") + "\n");
     if shown.left_out > 0 {
-        text += &format!("({} below 1 % of all or beyond --top are not shown)\n", shown.left_out);
+        text += &format!(
+            "({} below 1 % of the first line or beyond --top are not shown)\n",
+            shown.left_out
+        );
     }
     text
 }
@@ -58,7 +63,7 @@ impl Shown<'_> {
         let amount = quantity(node.value, self.unit);
         let line = format!("{share:6.2} %  {amount:>10}  {edge}{}", sanitize_for_terminal(&name));
         self.lines.push(cut(&line, self.width));
-        let is_large = |below: &&Node| below.value as f64 >= SMALLEST * self.total;
+        let is_large = |below: &&Node| below.value as f64 >= self.smallest;
         let large: Vec<&Node> = node.below.iter().filter(is_large).collect();
         self.left_out += node.below.len() - large.len();
         for (at, below) in large.iter().enumerate() {

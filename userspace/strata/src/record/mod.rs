@@ -138,6 +138,7 @@ pub fn run(plan: &Plan) -> Result<i32> {
         length: recorded.length,
         frequencies: plan.frequencies(),
         kinds: plan.kinds,
+        host: strata_agent::host::name().to_owned(),
     };
     let mut progress = Progress::new(plan.quiet || plan.json);
     let (profile, shortfalls) =
@@ -254,11 +255,16 @@ fn write_all(
         for folder in ["/var/tmp", "/tmp", "/dev/shm"] {
             let path = Path::new(folder).join(&name);
             let file = OutputFile { path: path.clone(), format: Format::Pprof, kind: None };
+            // A place that the user did not choose is read by the user alone.
+            if !output::claim_private(&path, user).is_ok_and(|claimed| claimed) {
+                continue;
+            }
             if let Ok(done) = write_one(plan, &file, profile, user) {
                 failures.push(format!("the profile was kept in `{}`", path.display()));
                 written.push(done);
                 break;
             }
+            output::release(&path, user);
         }
     }
     (written, failures)

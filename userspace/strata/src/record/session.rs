@@ -1,7 +1,7 @@
 //! The recording itself: one thread, one loop over records, events, signals and the command.
 
 use std::collections::HashSet;
-use std::io::IsTerminal;
+use std::os::fd::AsRawFd;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -276,8 +276,10 @@ pub(super) fn from_terminal(signal: i32) -> bool {
     if signal != libc::SIGINT && signal != libc::SIGQUIT {
         return false;
     }
+    // Whatever the standard input is: `record -- tool < input` has a terminal too.
+    let Ok(terminal) = std::fs::File::open("/dev/tty") else { return false };
     // SAFETY: no preconditions.
-    std::io::stdin().is_terminal() && unsafe { libc::tcgetpgrp(0) == libc::getpgrp() }
+    unsafe { libc::tcgetpgrp(terminal.as_raw_fd()) == libc::getpgrp() }
 }
 
 /// A recording of given processes ends with the last of them.

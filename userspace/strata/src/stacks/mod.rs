@@ -100,9 +100,10 @@ pub fn run(question: &Question) -> Result<i32> {
         length: Duration::ZERO,
         frequencies: Frequencies::of_recording(),
         kinds: Kinds::NONE.with(Kind::Wall, true),
+        host: strata_agent::host::name().to_owned(),
     };
     let (profile, _) = resolve::profile(&mut engine, &circumstances, false, |_, _| {})?;
-    let threads = thread::threads(&profile);
+    let threads = thread::threads(&profile, &states);
     if question.json {
         return printing::json(&threads.iter().map(Thread::json).collect::<Vec<Value>>());
     }

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use strata_sandbox::process_text::Stat;
 
@@ -52,34 +52,52 @@ fn threads_of(pid: u32) -> Vec<u32> {
 /// The states of all threads of processes, at the moment of a walk.
 pub struct States {
     walked: Instant,
-    of: BTreeMap<u32, Vec<(u32, char)>>,
+    /// When they were read.
+    read: Instant,
+    of: BTreeMap<u32, Vec<State>>,
+}
+
+/// What a thread did.
+#[derive(Clone, Copy, Debug)]
+pub struct State {
+    pub tid: u32,
+    /// The letter of `/proc/PID/task/TID/stat`.
+    pub letter: char,
+    /// Time since it left the CPU, where the kernel provides it.
+    pub since: Option<Duration>,
 }
 
 impl States {
     /// Reads them; the walk began at `walked`.
     pub fn read(pids: &BTreeSet<u32>, walked: Instant) -> Self {
-        let state = |pid, tid| {
+        let read = Instant::now();
+        let mut clocks = CpuClocks::new();
+        let mut state = |pid, tid| {
             let stat = std::fs::read(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
-            Some((tid, state_of(&Stat::parse(&stat)?)))
+            let letter = state_of(&Stat::parse(&stat)?);
+            Some(State { tid, letter, since: clocks.since_last_run(pid, tid) })
         };
-        let states = |pid: u32| threads_of(pid).into_iter().filter_map(move |tid| state(pid, tid));
-        Self { walked, of: pids.iter().map(|pid| (*pid, states(*pid).collect())).collect() }
+        let mut states =
+            |pid: u32| threads_of(pid).into_iter().filter_map(|tid| state(pid, tid)).collect();
+        Self { walked, read, of: pids.iter().map(|pid| (*pid, states(*pid))).collect() }
+    }
+
+    /// What a thread did when it was walked.
+    pub fn of_thread(&self, pid: u32, tid: u32) -> Option<State> {
+        self.of.get(&pid)?.iter().find(|state| state.tid == tid).copied()
     }
 
     /// Why the threads of a process have no stack that are not among the `shown`.
     pub fn not_shown(&self, pid: u32, shown: &BTreeSet<u32>) -> NotShown {
         let mut not_shown = NotShown { pid, shown: shown.len() as u64, ..NotShown::default() };
-        let mut clocks = CpuClocks::new();
         let is_refused = is_refused(pid);
-        for &(tid, state) in self.of.get(&pid).into_iter().flatten() {
-            if shown.contains(&tid) {
+        let after_walk = self.read.duration_since(self.walked);
+        for state in self.of.get(&pid).into_iter().flatten() {
+            if shown.contains(&state.tid) {
                 continue;
             }
-            let mut has_run = || {
-                let since = clocks.since_last_run(pid, tid);
-                since.is_some_and(|since| since <= self.walked.elapsed())
-            };
-            *match state {
+            let has_run = || state.since.is_some_and(|since| since <= after_walk);
+            *match state.letter {
                 'Z' | 'X' => &mut not_shown.ended,
                 'R' => &mut not_shown.running,
                 _ if is_refused => &mut not_shown.refused,
@@ -165,8 +183,10 @@ mod tests {
     #[test]
     fn threads_are_counted_under_the_reason_of_their_state() {
         let own = std::process::id();
-        let of = [(1, 'S'), (2, 'R'), (3, 'Z'), (4, 'R')].to_vec();
-        let states = States { walked: Instant::now(), of: [(own, of)].into() };
+        let of = [(1, 'S'), (2, 'R'), (3, 'Z'), (4, 'R')];
+        let of = of.map(|(tid, letter)| State { tid, letter, since: None }).to_vec();
+        let now = Instant::now();
+        let states = States { walked: now, read: now, of: [(own, of)].into() };
         let lines = states.not_shown(own, &[1].into()).lines();
         let running = format!(
             "2 more threads ran at that moment and are not shown: `strata record --pid {own}` shows \
@@ -179,6 +199,16 @@ mod tests {
             ["14 threads could not be read: /proc/7/maps may not be opened (Permission denied)"]
         );
         assert!(NotShown::default().lines().is_empty());
+    }
+
+    #[test]
+    fn a_thread_that_runs_is_running() {
+        let own = std::process::id();
+        // SAFETY: no preconditions.
+        let tid = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+        let states = States::read(&[own].into(), Instant::now());
+        assert_eq!(states.of_thread(own, tid).map(|state| state.letter), Some('R'));
+        assert!(states.of_thread(own, u32::MAX).is_none());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use strata_profile::text::sanitize_for_terminal;
 use strata_profile::{FrameKind, Profile};
 
-use super::last_run::CpuClocks;
+use super::not_shown::States;
 use crate::terminal::{counted, cut};
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,8 +35,7 @@ pub struct Thread {
 }
 
 /// The threads of a profile of one moment that did not run, by id.
-pub fn threads(profile: &Profile) -> Vec<Thread> {
-    let mut clocks = CpuClocks::new();
+pub fn threads(profile: &Profile, states: &States) -> Vec<Thread> {
     let mut threads: Vec<Thread> = profile
         .samples()
         .filter(|sample| profile.stack(sample.stack).next().is_some())
@@ -56,12 +55,14 @@ pub fn threads(profile: &Profile) -> Vec<Thread> {
                 })
                 .collect();
             let (pid, tid) = (identity.pid.unwrap_or_default(), identity.tid.unwrap_or_default());
+            // Symbols may have taken seconds since the walk.
+            let state = states.of_thread(pid, tid);
             Thread {
                 pid,
                 tid,
                 name: profile.string(identity.comm).to_owned(),
-                state: state(pid, tid).unwrap_or('?'),
-                since: clocks.since_last_run(pid, tid),
+                state: state.map_or('?', |state| state.letter),
+                since: state.and_then(|state| state.since),
                 frames,
             }
         })
@@ -72,12 +73,6 @@ pub fn threads(profile: &Profile) -> Vec<Thread> {
 
 fn place(file: &str, line: u32) -> String {
     if file.is_empty() { String::new() } else { format!("{file}:{line}") }
-}
-
-fn state(pid: u32, tid: u32) -> Option<char> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
-    // The name before it may hold anything.
-    stat.rsplit_once(") ")?.1.chars().next()
 }
 
 /// `waiting`: what a state means.
@@ -275,16 +270,5 @@ mod tests {
         );
         assert!(text(&groups[0], Some(40), true).lines().all(|line| line.chars().count() <= 40));
         assert_eq!(lines(&threads[0].frames, true).len(), 6);
-    }
-
-    #[test]
-    fn a_thread_that_runs_is_running() {
-        let tid = u32::try_from(own_tid()).unwrap_or(0);
-        assert_eq!(state(std::process::id(), tid), Some('R'));
-    }
-
-    fn own_tid() -> i64 {
-        // SAFETY: no preconditions.
-        unsafe { libc::syscall(libc::SYS_gettid) }
     }
 }

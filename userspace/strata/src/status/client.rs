@@ -78,6 +78,9 @@ fn get(socket: &Path, path: &str) -> Result<(String, String)> {
     write!(stream, "GET {path} HTTP/1.1\r\nHost: strata\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();
     stream.take(MOST).read_to_string(&mut answer).context("the daemon's answer was cut off")?;
+    if answer.len() as u64 == MOST {
+        bail!("what answers at {shown} has no end: more than {MOST} bytes");
+    }
     let Some((head, body)) = answer.split_once("\r\n\r\n") else {
         bail!("what answers at {shown} does not speak HTTP");
     };

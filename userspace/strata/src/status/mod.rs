@@ -244,6 +244,18 @@ pub struct Service {
     pub ignored: Vec<String>,
 }
 
+impl Service {
+    /// Bytes of its texts.
+    pub fn bytes(&self) -> usize {
+        let sourced = |one: &Sourced| one.value.len() + one.from.len();
+        let labels = self.labels.iter().map(|(name, value)| name.len() + sourced(value));
+        let optional = self.env.iter().chain(&self.version).map(sourced);
+        let ignored = self.ignored.iter().map(String::len);
+        let texts: usize = labels.chain(optional).chain(ignored).sum();
+        size_of::<Self>() + sourced(&self.service) + self.runtime_id.len() + texts
+    }
+}
+
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Exporter {

@@ -107,6 +107,15 @@ fn sampling(status: &Status, lines: &mut Vec<String>) {
         grouped(profiles.dropped)
     ));
     lines.extend(lost(profiles.undelivered_batches, "batches found no exporter"));
+    lines.extend(lost(profiles.unwritable, "profiles could not be encoded"));
+    lines.extend(lost(
+        profiles.refused_own_destination,
+        "profiles did not go to their process's own destination: too many have one",
+    ));
+    lines.extend(lost(
+        sampling.unattributed,
+        "samples are of processes that exited before their metadata was read",
+    ));
 }
 
 fn targets(status: &Status, lines: &mut Vec<String>) {
@@ -143,6 +152,10 @@ fn targets(status: &Status, lines: &mut Vec<String>) {
             counted(reading.stuck as u64, "thread")
         ));
     }
+    lines.extend(lost(
+        reading.variables_not_kept,
+        "variables that would name processes were too large to be kept",
+    ));
     let containers = &status.containers;
     lines.push(format!(
         "containers     {} known, {} unknown",
@@ -166,6 +179,10 @@ fn delivery(status: &Status, lines: &mut Vec<String>) {
         bytes(store.dictionaries)
     ));
     lines.extend(lost(store.not_stored, "profiles were not stored"));
+    if store.dropped > 0 {
+        let dropped = grouped(store.dropped);
+        lines.push(format!("               {dropped} profiles were too old, or beyond store.size"));
+    }
     lines.extend(lost(
         status.profiles.pooled_over_limit,
         "profiles pooled: more than services.most services in an hour",

@@ -126,7 +126,10 @@ impl Seen {
 
 fn exe_of(place: &str) -> Option<String> {
     let path = std::fs::read_link(format!("{place}/exe")).ok()?;
-    Some(String::from_utf8_lossy(path.as_os_str().as_bytes()).into_owned())
+    let path = path.as_os_str().as_bytes();
+    // A program that was upgraded since is still the one that rules name.
+    let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
+    Some(String::from_utf8_lossy(path).into_owned())
 }
 
 /// Whether it is a thread of the kernel: those have no memory of their own.

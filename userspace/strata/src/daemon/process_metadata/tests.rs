@@ -194,6 +194,21 @@ fn a_process_that_has_ended_is_not_read_and_not_waited_for() {
 }
 
 #[test]
+fn one_users_environments_leave_room_for_those_of_others() {
+    const LARGE: usize = 16 << 10;
+    let mut kept = Environments::default();
+    let flood = (0..600).filter(|_| kept.replace(1000, 0, LARGE)).count();
+    assert_eq!(flood * LARGE, Environments::MOST_OF_ONE);
+    assert!(kept.replace(1001, 0, LARGE) && kept.replace(ROOT, 0, LARGE));
+    // What is read again takes the place of what it was.
+    assert!(kept.replace(1000, LARGE, LARGE) && !kept.replace(1000, 0, 1));
+    let others = (2000..2600).filter(|user| kept.replace(*user, 0, LARGE)).count();
+    assert_eq!((flood + 2 + others) * LARGE, Environments::MOST);
+    let again = Environments::of([(7, 10), (7, 5), (8, 0)].into_iter());
+    assert_eq!((again.all, again.by_owner.len()), (15, 1));
+}
+
+#[test]
 fn the_host_is_called_what_the_configuration_says_else_by_its_name() {
     assert_eq!(host_of(&configuration("host = \"node-1\"\n")), "node-1");
     assert_eq!(host_of(&configuration("")), host::name());

@@ -37,7 +37,15 @@ impl Daemon {
     }
 
     async fn try_reload(&mut self) -> Result<()> {
-        let Loaded { configuration, notices, .. } = self.reloading.source.load()?;
+        let Loaded { configuration, notices, .. } = match self.reloading.source.load() {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                // The log file may have been renamed all the same.
+                let before = &self.configuration;
+                self.log.change(&before.log_target.value, before.log_level.value)?;
+                return Err(error);
+            }
+        };
         let budget = Budget::of(configuration.memory_limit.value.0, configuration.exporters.len());
         let destinations = destinations(&configuration, &budget)?;
         // Samples taken under the old rules are flushed under them.
