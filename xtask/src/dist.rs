@@ -14,8 +14,15 @@ use anyhow::{Context, Result, bail};
 use crate::setup::{self, Profile};
 use crate::{bpf_object, project, run};
 
-const DOCUMENTS: &[&str] =
-    &["README.md", "ARCHITECTURE.md", "LICENSE", "LICENSE-MIT", "LICENSE-APACHE", "ebpf/LICENSE"];
+const DOCUMENTS: &[&str] = &[
+    "README.md",
+    "ARCHITECTURE.md",
+    "LICENSE",
+    "LICENSE-MIT",
+    "LICENSE-APACHE",
+    "ebpf/LICENSE",
+    "userspace/config/strata.example.toml",
+];
 /// What the README links to.
 const FOLDERS: &[&str] = &["docs", "deploy"];
 
@@ -33,12 +40,14 @@ pub fn run() -> Result<()> {
     if directory.exists() {
         fs::remove_dir_all(&directory)?;
     }
-    fs::create_dir_all(directory.join("ebpf"))?;
+    fs::create_dir_all(&directory)?;
     fs::copy(&binary, directory.join("strata"))?;
     for document in DOCUMENTS {
-        let from = project::root().join(document);
-        fs::copy(&from, directory.join(document))
-            .with_context(|| format!("cannot copy {document}"))?;
+        let (from, to) = (project::root().join(document), directory.join(document));
+        if let Some(folder) = to.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        fs::copy(&from, &to).with_context(|| format!("cannot copy {document}"))?;
     }
     for folder in FOLDERS {
         let mut copy = Command::new("cp");

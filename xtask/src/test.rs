@@ -333,6 +333,7 @@ fn count(command: &mut Command, totals: &mut Totals) -> Result<()> {
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().context("cannot start cargo")?;
     let output = child.stdout.take().context("cargo has no standard output")?;
+    let failed_before = totals.failed;
     let mut started = 0_u64;
     let mut ended = 0_u64;
     // Programs that are started aside, less those of which all is there.
@@ -369,7 +370,7 @@ fn count(command: &mut Command, totals: &mut Totals) -> Result<()> {
     if lost > 0 {
         totals.failed += lost;
         totals.failures.push(format!("{lost} test program(s) ended without a result"));
-    } else if !status.success() && totals.failed == 0 {
+    } else if !status.success() && totals.failed == failed_before {
         // It did not compile, or a doctest could not be built.
         totals.failed += 1;
         totals.failures.push(format!("cargo test ({status})"));

@@ -37,12 +37,26 @@ pub fn install(directory: &Path, c_library: CLibrary) -> Result<PathBuf, Install
     install_content(&directory.join(c_library.to_string()), content)
 }
 
+/// Creates a directory and those above it that are missing, which every user may enter whatever the
+/// umask: services run as other users.
+fn create_directories(directory: &Path) -> io::Result<()> {
+    let missing: Vec<&Path> = directory.ancestors().take_while(|path| !path.exists()).collect();
+    for path in missing.into_iter().rev().filter(|path| !path.as_os_str().is_empty()) {
+        match DirBuilder::new().mode(0o755).create(path) {
+            Ok(()) => fs::set_permissions(path, Permissions::from_mode(0o755))?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 fn install_content(directory: &Path, content: &[u8]) -> Result<PathBuf, InstallError> {
     let at = |path: &Path| {
         let path = path.to_owned();
         move |error| InstallError::Io { path, error }
     };
-    DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(at(directory))?;
+    create_directories(directory).map_err(at(directory))?;
     // Without links from here on, so that the checked path is the used one.
     let directory = directory.canonicalize().map_err(at(directory))?;
     check_owners(&directory)?;

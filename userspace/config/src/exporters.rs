@@ -99,9 +99,13 @@ pub(crate) fn read(layers: &mut Layers<'_>) -> Vec<ExporterConfig> {
     names.iter().filter_map(|name| exporter(layers, name)).collect()
 }
 
+const SHORTEST_AGE: Duration = Duration::from_secs(60);
+
 fn makes_a_exporter(layers: &Layers<'_>, name: &str) -> bool {
     let of_agent_alone = layers.all_below_are_variables(&["exporter", name]);
-    !of_agent_alone || layers.below(&["exporter", name]).iter().any(|key| key == "url")
+    layers.has(&["exporter", name])
+        || !of_agent_alone
+        || layers.below(&["exporter", name]).iter().any(|key| key == "url")
 }
 
 fn exporter(layers: &mut Layers<'_>, name: &str) -> Option<ExporterConfig> {
@@ -166,6 +170,15 @@ fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> ExporterConfig {
         let message = "only datadog and otlp take the times of samples";
         layers.refuse(&path("timestamps"), &timestamps, message, None);
     }
+    let timeout = layers.get(&path("timeout"), Duration::from_secs(10));
+    if timeout.value.is_zero() {
+        layers.refuse(&path("timeout"), &timeout, "no request ends in no time", None);
+    }
+    let spool_age = layers.get(&path("spool_age"), Duration::from_secs(3600));
+    if spool_age.value < SHORTEST_AGE {
+        let message = "at least 1m: what a server does not take at once is tried again";
+        layers.refuse(&path("spool_age"), &spool_age, message, None);
+    }
     let token = credential(layers, name, "token", "token_file");
     let user = layers.get(&path("user"), None);
     let password = credential(layers, name, "password", "password_file");
@@ -193,14 +206,14 @@ fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> ExporterConfig {
         headers: headers.collect(),
         ca_file: layers.get(&path("ca_file"), None),
         period,
-        timeout: layers.get(&path("timeout"), Duration::from_secs(10)),
+        timeout,
         concurrency,
         labels: layers.get(&path("labels"), labels),
         target_labels: layers.get(&path("target_labels"), true),
         label_values,
         timestamps,
         spool_size: layers.get(&path("spool_size"), Bytes(256_000_000)),
-        spool_age: layers.get(&path("spool_age"), Duration::from_secs(3600)),
+        spool_age,
     }
 }
 

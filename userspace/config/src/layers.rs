@@ -124,6 +124,15 @@ impl<'a> Layers<'a> {
     }
 
     fn flatten(&mut self, table: &DeTable<'_>, file: &Arc<str>, path: &mut Vec<String>) {
+        // `[exporter.datadog]` alone: all of its settings have defaults.
+        if table.is_empty()
+            && path.len() == 2
+            && path.first().is_some_and(|name| name == "exporter")
+        {
+            let origin = Origin::File { file: file.clone(), line: 1, column: 1 };
+            let raw = Raw::Other("a table");
+            self.entries.push(Entry { path: path.clone(), raw, origin, offset: 0, used: true });
+        }
         for (key, value) in table {
             path.push(key.get_ref().clone().into_owned());
             self.flatten_value(value.get_ref(), &key.span(), file, path);
@@ -168,6 +177,11 @@ impl<'a> Layers<'a> {
         hint: Option<String>,
     ) {
         self.problems.push(Problem { message, origin, excerpt, hint });
+    }
+
+    /// Whether the file has a table here that is empty.
+    pub fn has(&self, path: &[&str]) -> bool {
+        self.entries.iter().any(|entry| entry.path == path)
     }
 
     /// The names directly below a path, in the order of the layers and of the file.

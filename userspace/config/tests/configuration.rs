@@ -132,6 +132,24 @@ fn stratas_own_variable_wins_over_an_agents() {
 }
 
 #[test]
+fn an_exporter_with_defaults_alone_is_one() {
+    for (name, kind) in [("datadog", Kind::Datadog), ("otlp", Kind::Otlp)] {
+        let configuration = file(&format!("[exporter.{name}]\n[sampling]\n")).configuration;
+        let [exporter] = configuration.exporters.as_slice() else { panic!("one exporter") };
+        assert_eq!((exporter.name.as_str(), exporter.kind), (name, kind));
+        assert!(exporter.url.is_some());
+    }
+    assert!(only_problem("[exporter.mine]\n").contains("an exporter needs a kind"));
+}
+
+#[test]
+fn times_in_which_nothing_can_be_sent_are_refused() {
+    let text = |line: &str| format!("[exporter.otlp]\n{line}\n");
+    assert!(only_problem(&text("spool_age = \"30s\"")).contains("spool_age: at least 1m"));
+    assert!(only_problem(&text("timeout = \"0s\"")).contains("timeout: no request ends"));
+}
+
+#[test]
 fn pyroscopes_variables_make_a_exporter() {
     let loaded = environment(&[
         ("PYROSCOPE_SERVER_ADDRESS", "https://p.example:4040"),

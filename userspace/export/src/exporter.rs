@@ -179,7 +179,8 @@ fn plan(
     plan.spacing = plan.backend.spacing(plan.concurrency);
     plan.spool_dir = spools.map(|folder| folder.join(folder_of(&exporter.name)));
     plan.spool_size = exporter.spool_size.value.0;
-    plan.spool_age = exporter.spool_age.value;
+    // A batch is made when its oldest profile is as old as the period.
+    plan.spool_age = exporter.spool_age.value.saturating_add(exporter.period.value);
     plan.memory = memory;
     Ok(plan)
 }
@@ -240,6 +241,28 @@ impl Exporter {
         }
         if !is_sent("container_name") && !is_sent("container") {
             shaped.container_name.clear();
+        }
+        // A process's own variables set them.
+        let git = [
+            ("git_repository", &mut shaped.git_repository),
+            ("git_commit", &mut shaped.git_commit),
+        ];
+        for (name, value) in git {
+            if !is_sent(name) && !self.target_labels {
+                value.clear();
+            }
+        }
+        // Of OTLP's resources they are attributes like all others, of which a server may make series.
+        if matches!(self.output, Output::Endpoint(Backend::Otlp(_))) {
+            if !is_sent("pid") {
+                shaped.pid = None;
+            }
+            if !is_sent("runtime_id") {
+                shaped.runtime_id.clear();
+            }
+            if !is_sent("executable") {
+                shaped.executable.clear();
+            }
         }
         let is_target = |name: &String| self.target_labels && origin.target_labels.contains(name);
         shaped.labels.retain(|(name, _)| is_sent(name) || is_target(name));

@@ -127,14 +127,14 @@ impl Folder {
     fn write_one(&mut self, outgoing: &Outgoing) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(FOLDER).create(&self.path)?;
         let folder = open_folder(rustix::fs::CWD, &self.path)?;
-        let taken = match self.taken {
-            Some((bytes, at)) if bytes < self.most_bytes || at.elapsed() < COUNT_AGAIN => bytes,
-            _ => bytes_of(&folder)?,
+        // What was written since is added: only taking away shows in a count alone.
+        let (taken, counted) = match self.taken {
+            Some((bytes, at)) if bytes < self.most_bytes || at.elapsed() < COUNT_AGAIN => {
+                (bytes, at)
+            }
+            _ => (bytes_of(&folder)?, Instant::now()),
         };
-        self.taken = Some(match self.taken {
-            Some((bytes, at)) if bytes == taken && at.elapsed() < COUNT_AGAIN => (bytes, at),
-            _ => (taken, Instant::now()),
-        });
+        self.taken = Some((taken, counted));
         if taken >= self.most_bytes {
             return Err(io::Error::other(format!(
                 "its files take {taken} bytes, and more than {} are not written: take some away",
@@ -142,7 +142,6 @@ impl Folder {
             )));
         }
         let written = write(&folder, outgoing)?;
-        let counted = self.taken.map_or_else(Instant::now, |(_, at)| at);
         self.taken = Some((taken.saturating_add(written), counted));
         Ok(())
     }
@@ -330,6 +329,21 @@ mod tests {
         folder.taken = None;
         folder.write(&profiles_of("b"));
         assert_eq!((folder.written, folder.failed), (2, 1));
+    }
+
+    #[test]
+    fn a_folder_that_is_emptied_is_counted_before_it_is_called_full() {
+        let place = tempfile::tempdir().unwrap();
+        let mut folder = Folder::new(place.path().to_owned());
+        let long_ago = Instant::now().checked_sub(COUNT_AGAIN).unwrap();
+        folder.taken = Some((0, long_ago));
+        folder.write(&profiles_of("a"));
+        // What was written since does not make the count a younger one.
+        assert_eq!(folder.taken.map(|(_, counted)| counted), Some(long_ago));
+        folder.taken = Some((folder.most_bytes, long_ago));
+        folder.write(&profiles_of("b"));
+        assert_eq!(folder.failed, 0);
+        assert!(folder.taken.is_some_and(|(bytes, _)| bytes < folder.most_bytes));
     }
 
     #[test]

@@ -24,6 +24,11 @@ impl Default for LabelValues {
 }
 
 impl LabelValues {
+    /// Another limit; values that are known stay.
+    pub fn set_most(&mut self, most: usize) {
+        self.most = most;
+    }
+
     /// At most so many values a label.
     #[must_use]
     pub fn new(most: usize) -> Self {

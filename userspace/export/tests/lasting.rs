@@ -9,7 +9,7 @@ use std::time::Duration;
 use queue_support::server::{Act, Server, ok};
 use queue_support::{backend, batch, destination, drained, health, plan, start, until};
 use strata_export::http::Credential;
-use strata_export::{Batch, Secret};
+use strata_export::{Backend, Batch, Protocol, Secret, otlp};
 use strata_export::{
     Clock, CredentialSource, EnqueueError, ExporterSettings, Queues, StartError, State,
 };
@@ -218,6 +218,31 @@ async fn another_address_holds_for_what_lies_in_the_spool() {
     delivery.reconfigure(vec![plan]).await.unwrap();
     drained(&delivery).await;
     assert_eq!(sorted(server.ids()), sorted(ids(&given)));
+}
+
+#[tokio::test]
+async fn what_waits_for_another_kind_of_server_is_dropped_and_the_rest_is_sent() {
+    let (server, folder) = (Server::down().await, tempfile::tempdir().unwrap());
+    let delivery = start(plan(&server.url(), folder.path()), Clock::real()).await;
+    let old = now(3, 3000);
+    give(&delivery, &old);
+    until(&delivery, |health| health.spooled == 3).await;
+    delivery.shutdown(Duration::from_millis(100)).await;
+    server.rise().await;
+    let otlp = Backend::Otlp(otlp::Settings::default());
+    let other = ExporterSettings { backend: otlp, ..plan(&server.url(), folder.path()) };
+    let delivery = start(other, Clock::real()).await;
+    let mut new = now(1, 3000);
+    for batch in &mut new {
+        batch.protocol = Protocol::OtlpHttp;
+        batch.path = "/v1development/profiles".to_owned();
+    }
+    give(&delivery, &new);
+    let done = drained(&delivery).await;
+    assert_eq!((done.delivered.batches, done.drops.reconfigured.batches), (1, 3));
+    assert_eq!(server.ids(), ids(&new));
+    until(&delivery, |health| health.spooled == 0).await;
+    assert!(batch_files(folder.path()).is_empty());
 }
 
 #[tokio::test]

@@ -14,6 +14,9 @@ use crate::limits::{Limits, Part, Selection, fit};
 use crate::origin::{LabelLimits, Language, Origin, datadog_tags};
 use crate::sample_labels::{self, LabelRule};
 
+/// Where a batch is sent.
+pub(crate) const PATH: &str = "/profiling/v1/input";
+
 /// Where an agent of the same host puts its socket.
 pub const DEFAULT_SOCKET: &str = "/var/run/datadog/apm.socket";
 
@@ -149,7 +152,7 @@ fn request(
     Some(Batch {
         id,
         protocol: Protocol::Plain,
-        path: "/profiling/v1/input".to_owned(),
+        path: PATH.to_owned(),
         content_type: format!("multipart/form-data; boundary={boundary}"),
         headers: headers_of(&outgoing.origin),
         gzipped: false,

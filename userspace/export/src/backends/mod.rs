@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use crate::batch::{Encoded, Outgoing};
+use crate::batch::{Batch, Encoded, Outgoing, Protocol};
 use crate::label_values::LabelValues;
 
 pub mod datadog;
@@ -33,6 +33,10 @@ impl EncoderState {
         let label_values = RefCell::new(LabelValues::new(most_values));
         Self { label_values, ..Self::default() }
     }
+
+    pub fn set_most_values(&mut self, most: usize) {
+        self.label_values.get_mut().set_most(most);
+    }
 }
 
 impl Backend {
@@ -45,6 +49,17 @@ impl Backend {
             Self::Datadog(settings) => datadog::encode(settings, profiles, state),
             Self::Otlp(settings) => otlp::encode(settings, profiles, state),
         }
+    }
+
+    /// Whether a batch is a request to such a server: a spool may have batches from before its exporter was
+    /// configured for another kind, API or protocol.
+    pub(crate) fn makes(&self, batch: &Batch) -> bool {
+        let (protocol, path) = match self {
+            Self::Pyroscope(settings) => (Protocol::Plain, pyroscope::path(settings)),
+            Self::Datadog(_) => (Protocol::Plain, datadog::PATH),
+            Self::Otlp(settings) => otlp::route(settings.transport),
+        };
+        batch.protocol == protocol && batch.path.split('?').next() == Some(path)
     }
 
     /// The least time between the beginnings of two requests, where a server counts their bytes.

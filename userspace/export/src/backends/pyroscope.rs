@@ -58,6 +58,17 @@ pub enum Api {
     Ingest,
 }
 
+const PUSH: &str = "/push.v1.PusherService/Push";
+const INGEST: &str = "/ingest";
+
+/// Where a batch is sent, without its query.
+pub(crate) fn path(settings: &Settings) -> &'static str {
+    match settings.api {
+        Api::Push => PUSH,
+        Api::Ingest => INGEST,
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     pub api: Api,
@@ -295,7 +306,7 @@ impl Push {
         Some(Batch {
             id: Uuid::new_v4(),
             protocol: Protocol::Plain,
-            path: "/push.v1.PusherService/Push".to_owned(),
+            path: PUSH.to_owned(),
             content_type: "application/proto".to_owned(),
             headers: Vec::new(),
             // The profiles in it are compressed.
@@ -324,7 +335,7 @@ fn ingest(outgoing: &Outgoing, labels: &[(String, String)], raw: Vec<u8>) -> Bat
     let from = seconds(profile.start_nanos);
     let until = seconds(profile.start_nanos.saturating_add(profile.duration_nanos));
     let path = format!(
-        "/ingest?name={}&from={from}&until={}&format=pprof&spyName={}",
+        "{INGEST}?name={}&from={from}&until={}&format=pprof&spyName={}",
         in_query(&name),
         until.max(from.saturating_add(1)),
         origin.language.spy()

@@ -190,6 +190,9 @@ impl Exporters {
             before.insert(old.exporter.name, (old.sequences, old.folder));
         }
         for exporter in exporters {
+            if let Some(state) = self.states.get_mut(&exporter.name) {
+                state.set_most_values(exporter.label_values);
+            }
             let (sequences, folder) = before.remove(&exporter.name).unwrap_or_default();
             let mut pending = self.pending(exporter, Whose::All);
             if let (Some(new), Some(old)) = (&mut pending.folder, &folder) {

@@ -46,6 +46,15 @@ pub struct Pooled {
     pub over: u64,
 }
 
+/// How sure it is that a profile's service is one.
+fn strength(profile: &FlushedProfile) -> u8 {
+    match profile.named_by {
+        Source::Executable | Source::Comm | Source::Nothing => 0,
+        Source::Rule => 2,
+        _ => 1,
+    }
+}
+
 /// How long a service is one.
 const HOUR: Duration = Duration::from_secs(3600);
 /// Names whose samples are counted.
@@ -94,23 +103,26 @@ impl Pooling {
             self.has_warned = false;
         }
         // All samples of a name in this flush count for each of its processes.
-        let mut samples: HashMap<String, u64> = HashMap::new();
+        // One that a rule or its environment names decides for those of the same name that are only called
+        // so.
+        let mut services: HashMap<&str, (u64, &FlushedProfile)> = HashMap::new();
         for profile in &flush {
-            *samples.entry(profile.head.service.clone()).or_default() +=
-                samples_of(&profile.outgoing.profile);
+            let found = services.entry(&profile.head.service).or_insert((0, profile));
+            found.0 += samples_of(&profile.outgoing.profile);
+            if strength(profile) > strength(found.1) {
+                found.1 = profile;
+            }
         }
         let mut is_own: HashMap<String, Option<bool>> = HashMap::new();
+        for profile in &flush {
+            let service = profile.head.service.as_str();
+            if let Some((samples, named)) = services.remove(service) {
+                is_own.insert(service.to_owned(), self.decide(named, samples));
+            }
+        }
         let (mut kept, mut pool) = (Vec::with_capacity(flush.len()), Vec::new());
         for profile in flush {
-            let service = &profile.head.service;
-            let own = match is_own.get(service) {
-                Some(own) => *own,
-                None => {
-                    let own = self.decide(&profile, samples.get(service).copied().unwrap_or(0));
-                    is_own.insert(service.clone(), own);
-                    own
-                }
-            };
+            let own = is_own.get(&profile.head.service).copied().flatten();
             // A process with an exporter of its own does not count.
             if own == Some(true) || !profile.own_settings.is_empty() {
                 kept.push(profile);
@@ -141,8 +153,7 @@ impl Pooling {
     /// are too many services.
     fn decide(&mut self, profile: &FlushedProfile, samples: u64) -> Option<bool> {
         let service = &profile.head.service;
-        let is_nameless =
-            matches!(profile.named_by, Source::Executable | Source::Comm | Source::Nothing);
+        let is_nameless = strength(profile) == 0;
         let least = if is_nameless { self.settings.samples } else { 0 };
         let is_one = |of: &HashMap<String, u64>| of.get(service).is_some_and(|sum| *sum >= least);
         let (was_own, was_before) = (is_one(&self.now), is_one(&self.before));
@@ -329,6 +340,14 @@ mod tests {
             })
             .collect();
         assert_eq!(names.len(), 2000);
+    }
+
+    #[test]
+    fn a_rules_service_is_one_beside_a_program_that_is_called_so() {
+        let mut pooling = Pooling::new(PoolSettings { services: 0, ..PoolSettings::default() });
+        let flush = vec![profile("web", 1, Source::Executable), profile("web", 1, Source::Rule)];
+        let pooled = services(&pooling.apply(flush, Instant::now()));
+        assert_eq!(pooled, [("web".into(), 1), ("web".into(), 1)]);
     }
 
     #[test]

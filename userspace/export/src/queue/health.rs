@@ -38,12 +38,14 @@ pub struct Drops {
     pub memory_full: Count,
     /// Memory was full or strata ended, and no spool is set.
     pub no_spool: Count,
+    /// Made for another kind of server, API or protocol than is configured since.
+    pub reconfigured: Count,
 }
 
 impl Drops {
     /// All of them, with their names.
     #[must_use]
-    pub fn by_cause(&self) -> [(&'static str, Count); 7] {
+    pub fn by_cause(&self) -> [(&'static str, Count); 8] {
         [
             ("too_old", self.too_old),
             ("spool_full", self.spool_full),
@@ -52,6 +54,7 @@ impl Drops {
             ("corrupt", self.corrupt),
             ("memory_full", self.memory_full),
             ("no_spool", self.no_spool),
+            ("reconfigured", self.reconfigured),
         ]
     }
 

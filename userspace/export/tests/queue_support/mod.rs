@@ -19,7 +19,7 @@ pub fn batch(oldest: i64, length: usize) -> Batch {
     Batch {
         id,
         protocol: Protocol::Plain,
-        path: "/push".to_owned(),
+        path: "/push.v1.PusherService/Push".to_owned(),
         content_type: "application/proto".to_owned(),
         headers: Vec::new(),
         gzipped: false,

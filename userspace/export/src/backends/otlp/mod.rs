@@ -32,6 +32,14 @@ pub const PROTO_RELEASE: &str = "1.10";
 /// The semantic conventions that the names of attributes are of.
 const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.34.0";
 
+/// How and where a batch is sent.
+pub(crate) fn route(transport: Transport) -> (Protocol, &'static str) {
+    match transport {
+        Transport::Http => (Protocol::OtlpHttp, HTTP_PATH),
+        Transport::Grpc => (Protocol::OtlpGrpc, GRPC_PATH),
+    }
+}
+
 pub(crate) const HTTP_PATH: &str = "/v1development/profiles";
 const GRPC_PATH: &str =
     "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
@@ -252,13 +260,10 @@ impl Request {
             dictionary: Some(self.tables.finish()),
         };
         let body = gzipped(&request.encode_to_vec(), cuts)?;
-        let (protocol, path, content_type, body) = match settings.transport {
-            Transport::Http => {
-                (Protocol::OtlpHttp, HTTP_PATH, "application/x-protobuf", Bytes::from(body))
-            }
-            Transport::Grpc => {
-                (Protocol::OtlpGrpc, GRPC_PATH, "application/grpc+proto", grpc_message(&body)?)
-            }
+        let (protocol, path) = route(settings.transport);
+        let (content_type, body) = match settings.transport {
+            Transport::Http => ("application/x-protobuf", Bytes::from(body)),
+            Transport::Grpc => ("application/grpc+proto", grpc_message(&body)?),
         };
         Some(Batch {
             id: Uuid::new_v4(),

@@ -48,6 +48,10 @@ impl Worker {
             }
             let Some(pending) = self.queue.remove(key) else { return };
             let Some(batch) = self.body(key, &pending).await else { continue };
+            if !self.plan.backend.makes(&batch) {
+                self.drop_foreign(key, &pending);
+                continue;
+            }
             if let Some(spool) = &mut self.spool {
                 spool.pin(key, true);
             }
@@ -57,6 +61,15 @@ impl Worker {
             let request = self.requests.spawn(async move { endpoint.send(&batch).await });
             let flight = Flight { key, pending, body_bytes, epoch, generation };
             self.flights.insert(request.id(), flight);
+        }
+    }
+
+    /// A batch that is made for another kind of server than is configured now: none would take it, and
+    /// it would be the first to be sent.
+    fn drop_foreign(&mut self, key: Key, pending: &Pending) {
+        self.health.drops.reconfigured.add_batch(pending.profiles);
+        if pending.is_stored {
+            self.finished.push(key);
         }
     }
 

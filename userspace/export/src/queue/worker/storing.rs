@@ -308,10 +308,14 @@ impl Worker {
             self.finished.push(key);
         } else {
             // A disk, or a process without descriptors, that fails now may not fail later: what is
-            // there when the spool is opened again is sent then.
-            self.queue.insert(key, pending.clone());
+            // there when the spool is opened again is sent then, others before what cannot be read.
+            let now = self.clock.now();
+            let attempts = pending.attempts.saturating_add(1);
+            let wait = self.pace.waits.after(attempts, fastrand::f64());
+            let not_before = Some(now.saturating_add(wait.max(DISK_AGAIN)));
+            self.queue.insert(key, Pending { attempts, not_before, ..pending.clone() });
             self.spool = None;
-            self.next_open = self.clock.now().saturating_add(DISK_AGAIN);
+            self.next_open = now.saturating_add(DISK_AGAIN);
         }
         if let Some(error) = error {
             self.health.spool_error = self.trouble(error.to_string());
