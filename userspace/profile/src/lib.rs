@@ -48,7 +48,7 @@ pub use format::{Format, FrameView, View, WriteOptions, read, write};
 pub use identity::Identity;
 pub use kind::{FrameKind, is_unnamed, unnamed};
 pub use late::LateKey;
-pub use merge::{Times, merge, of_kind};
+pub use merge::{Times, merge, of_kind, without_stacks};
 pub use model::{
     Frame, Label, LabelValue, LabelsId, Location, LocationId, Mapping, MappingId, Profile, Sample,
     StackId, StringId, Thread, ThreadId, Tick, ValueType,

@@ -7,6 +7,7 @@
 use strata_kinds::{Kind, Kinds, find_column};
 
 use crate::builder::{ProfileBuilder, Translation};
+use crate::kind::FrameKind;
 use crate::model::{Profile, StackId, Tick, ValueType};
 
 /// Whether a merged profile has its parts' samples in time.
@@ -85,6 +86,33 @@ pub fn of_kind(profile: &Profile, kind: Kind, times: Times) -> Profile {
     {
         merging.into.keep_timeline();
         merging.ticks(0, only);
+    }
+    builder.finish()
+}
+
+/// The same values in one stack, of a marker.
+#[must_use]
+pub fn without_stacks(profile: &Profile, marker: &str) -> Profile {
+    let types: Vec<(&str, &str)> = names_of(profile).collect();
+    let mut builder = ProfileBuilder::new(&types);
+    let period = profile.period_type;
+    builder.set_period(profile.string(period.name), profile.string(period.unit), profile.period);
+    builder.set_default_sample_type(profile.string(profile.default_sample_type));
+    builder.set_host(profile.string(profile.host));
+    builder.set_start(profile.start_nanos);
+    builder.set_duration(profile.duration_nanos);
+    builder.comments_of(profile);
+    builder.count_overflows(profile.overflows);
+    for (kind, period) in &profile.periods {
+        builder.note_period(*kind, *period);
+    }
+    let values: Vec<i64> = (0..types.len()).map(|column| profile.total(column)).collect();
+    if values.iter().any(|value| *value != 0) {
+        let frame = builder.frame(FrameKind::Marker, marker, "", "", 0);
+        let location = builder.location(0, None, &[frame]);
+        let stack = builder.stack(&[location]);
+        let labels = builder.labels(&[]);
+        builder.add(stack, labels, &values);
     }
     builder.finish()
 }

@@ -4,11 +4,12 @@
 //! Invariant: the files together never exceed `max_bytes`, not even while one is written; what is
 //! dropped, refused or truncated is counted. One writer owns a directory, by a lock that ends with
 //! its process. [`recovery`]: opening what an earlier writer left; [`retention`]: what is dropped;
-//! [`naming`]: symbols that were known late.
+//! [`naming`]: symbols that were known late; [`shares`]: what one service may write.
 
 mod naming;
 mod recovery;
 mod retention;
+mod shares;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{DirBuilder, File, TryLockError};
@@ -29,7 +30,10 @@ use crate::rollup;
 use crate::segment::Member;
 use crate::series::{Head, Series};
 use crate::writing::SegmentWriter;
+use shares::Shares;
 
+/// The only frame of what a service has beyond its share of the store.
+const BEYOND_SHARE: &str = "[beyond its share of the store]";
 /// How long after its end a segment waits for late profiles.
 const GRACE_NANOS: i64 = 60_000_000_000;
 /// A segment is at most this part of the whole store, so that dropping one is a small step.
@@ -79,6 +83,8 @@ impl Default for Options {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     pub profiles_written: u64,
+    /// Those of them that were written without their stacks: their service had its share of the store.
+    pub profiles_folded: u64,
     /// Profiles larger than a record may be, or than the store.
     pub refused_too_large: u64,
     pub refused_too_old: u64,
@@ -154,6 +160,7 @@ pub struct Store {
     damaged: BTreeMap<u64, Damaged>,
     /// Files of late symbols.
     names: BTreeMap<u64, Summary>,
+    shares: Shares,
     synced: Instant,
     lock: File,
 }
@@ -180,6 +187,7 @@ impl Store {
             rollups: BTreeMap::new(),
             damaged: BTreeMap::new(),
             names: BTreeMap::new(),
+            shares: Shares::default(),
             synced: Instant::now(),
             lock,
         };
@@ -261,6 +269,18 @@ impl Store {
             self.counters.refused_too_large += 1;
             return Err(StoreError::TooManyTypes(width));
         }
+        let folded;
+        let span = nanos(self.options.span).max(1);
+        let window = head.start_nanos.div_euclid(span).saturating_mul(span);
+        let budget = shares::budget(self.options.max_bytes, span);
+        let profile = match self.shares.is_over(&head.service, window, budget) {
+            true => {
+                self.counters.profiles_folded += 1;
+                folded = strata_profile::without_stacks(profile, BEYOND_SHARE);
+                &folded
+            }
+            false => profile,
+        };
         let mut written = self.try_append(head, profile);
         if matches!(written, Err(StoreError::Damaged { .. })) {
             // The open segment is damaged, not the profile: it goes to another segment.
@@ -315,6 +335,7 @@ impl Store {
         }
         let index = open.writer.index_bytes().saturating_add(512);
         self.make_room(bytes.saturating_add(index))?;
+        self.shares.add(&head.service, bytes);
         match &mut self.open {
             Some(open) => open.writer.write(encoded),
             None => Ok(()),

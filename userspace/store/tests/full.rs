@@ -132,3 +132,39 @@ fn fills_up_and_has_room_again(disk: &Path) {
     let small = Options { max_bytes: 100_000, ..options() };
     assert!(Store::open(&directory, small).unwrap().bytes() <= 100_000);
 }
+
+/// A program whose every sample has another stack fills a store in an hour: with what all others have in it.
+#[test]
+fn a_service_with_ever_new_stacks_has_a_share_and_the_others_keep_theirs() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut store =
+        Store::open(directory.path(), Options { max_bytes: 1 << 30, ..options() }).unwrap();
+    let mut random = 7_u64;
+    let mut flood = || {
+        let mut name = || {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            format!("f{random:x}")
+        };
+        let stacks: Vec<String> =
+            (0..1500).map(|_| (0..6).map(|_| name()).collect::<Vec<_>>().join(";")).collect();
+        profile(&stacks.iter().map(|stack| (stack.as_str(), 1)).collect::<Vec<_>>())
+    };
+    let periods = 200;
+    for period in 0..periods {
+        let start = START + period * 15 * SECOND;
+        store.append(&head("flood", start), &flood(), start).unwrap();
+        store.append(&head("shop", start), &profile(&[("main;work", 2)]), start).unwrap();
+    }
+    let (folded, bytes) = (store.counters().profiles_folded, store.bytes());
+    println!("{folded} of {} profiles folded, {bytes} bytes", 2 * periods);
+    assert!(folded > 0 && bytes < (1 << 30) / 24, "{folded}, {bytes}");
+    let answer = |service: &str| {
+        let answer = store.reader().query(&Selection::of_service(service, "cpu")).unwrap();
+        assert_eq!(answer.profiles, periods as u64);
+        counts(&answer)
+    };
+    assert_eq!(answer("shop")["main;work"], 2 * periods);
+    let flood = answer("flood");
+    assert_eq!(flood.values().sum::<i64>(), 1500 * periods, "no sample is lost");
+    assert_eq!(flood["[beyond its share of the store]"], 1500 * folded as i64);
+}

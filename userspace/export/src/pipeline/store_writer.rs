@@ -39,6 +39,8 @@ pub struct Kept {
     pub written: u64,
     /// For their age, or the size.
     pub dropped: u64,
+    /// Without their stacks: see [`strata_store::Counters::profiles_folded`].
+    pub folded: u64,
     /// Symbols of frames that were stored without: kept, and not.
     pub late_named: u64,
     pub late_refused: u64,
@@ -51,6 +53,7 @@ impl Kept {
         Self {
             written: self.written.saturating_add(counters.profiles_written),
             dropped: self.dropped.saturating_add(counters.profiles_dropped),
+            folded: self.folded.saturating_add(counters.profiles_folded),
             late_named: self.late_named.saturating_add(counters.late_symbols_written),
             late_refused: self
                 .late_refused
@@ -76,6 +79,8 @@ pub struct StoreWriter {
     failed: Option<Instant>,
     /// Profiles that it did not take, each of one kind, as those are that it took.
     refused: u64,
+    /// When it may be logged again that a service has had its share.
+    next_fold_warning: Option<Instant>,
     /// What was logged of them last, and when.
     warned: Option<(Discriminant<StoreError>, Instant)>,
 }
@@ -98,6 +103,7 @@ impl StoreWriter {
             trouble: None,
             failed: None,
             refused: 0,
+            next_fold_warning: None,
             warned: None,
         }
     }
@@ -175,7 +181,18 @@ impl StoreWriter {
             }
             return;
         };
+        let folded = store.counters().profiles_folded;
         let errors = keep_kinds(store, parcel, now);
+        if store.counters().profiles_folded > folded
+            && self.next_fold_warning.is_none_or(|next| next <= Instant::now())
+        {
+            self.next_fold_warning = Some(Instant::now() + WARN_AGAIN);
+            tracing::warn!(
+                service = parcel.head.service,
+                "a service has ever new stacks: until the hour is over its profiles are stored without \
+                 them, so that the others keep their history (store.size)"
+            );
+        }
         if errors.is_empty() {
             // On a disk that is nearly full a small profile has room and the next has not.
             if self.failed.is_none_or(|failed| failed.elapsed() >= LASTING) {

@@ -169,6 +169,7 @@ fn add_pipeline(status: &mut Status, pipeline: &Figures) {
     let store = &mut status.store;
     store.profiles = pipeline.kept.written;
     store.late_named = pipeline.kept.late_named;
+    store.folded = pipeline.kept.folded;
     profiles.late_unnamed = profiles.late_unnamed.saturating_add(pipeline.kept.late_refused);
     store.dropped = pipeline.kept.dropped;
     store.bytes = pipeline.store_bytes;

@@ -252,6 +252,12 @@ fn delivery(status: &Status) -> impl Iterator<Item = Single> {
             "Profiles that were dropped from the local store, for their age or its size.",
             status.store.dropped as f64,
         ),
+        (
+            "store_folded_total",
+            COUNTER,
+            "Profiles stored without their stacks, because their service had its share of the store.",
+            status.store.folded as f64,
+        ),
     ]
     .into_iter()
 }

@@ -211,6 +211,8 @@ pub struct Store {
     pub profiles: u64,
     /// Dropped for their age or the store's size.
     pub dropped: u64,
+    /// Stored without their stacks: their service had its share.
+    pub folded: u64,
     pub bytes: u64,
     pub dictionaries: u64,
     pub not_stored: u64,

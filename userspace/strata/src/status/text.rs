@@ -179,6 +179,10 @@ fn delivery(status: &Status, lines: &mut Vec<String>) {
         bytes(store.dictionaries)
     ));
     lines.extend(lost(store.not_stored, "profiles were not stored"));
+    lines.extend(lost(
+        store.folded,
+        "profiles were stored without their stacks: their service had its share of store.size",
+    ));
     if store.dropped > 0 {
         let dropped = grouped(store.dropped);
         lines.push(format!("               {dropped} profiles were too old, or beyond store.size"));
