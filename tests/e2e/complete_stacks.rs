@@ -472,3 +472,33 @@ fn a_process_goes_on_when_its_main_thread_has_ended() -> Result<()> {
     assert!(recording.finish()?.summary()?.number("duration_seconds")? < 30.0);
     Ok(())
 }
+
+/// A service that is stopped, copied over and started again: the inode is the same.
+#[test]
+fn a_program_that_is_replaced_in_place_has_its_own_stacks_and_names() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let first = targets::c("redeployed").named("redeployed_1").build()?;
+    let second = targets::c("redeployed").named("redeployed_2").flag("-DSECOND").build()?;
+    let place = tempfile::tempdir()?;
+    let program = place.path().join("redeployed");
+    std::fs::copy(&first, &program)?;
+    let recording = strata::record()?.frequency(FREQUENCY).seconds(18.0).start()?;
+    assert!(Command::new(&program).arg("2").status()?.success());
+    // A file that has just been looked at is not looked at again.
+    std::thread::sleep(std::time::Duration::from_secs(11));
+    std::fs::copy(&second, &program)?;
+    let mut child = Command::new(&program).arg("4").spawn()?;
+    let pid = i32::try_from(child.id())?;
+    assert!(child.wait()?.success());
+    let own = recording.finish()?.stacks()?.of_pid(pid);
+    for stack in own.stacks.iter().take(2) {
+        println!("  {} x {}", stack.count, stack.line());
+    }
+    let whole = own.share_that(|stack| {
+        ["burns_second", "calls_second", "main", "_start"].iter().all(|name| stack.has(name))
+    });
+    println!("{} samples, {whole:.3} whole", own.total());
+    // The first ones are taken before the file is looked at.
+    assert!(own.total() > 800 && whole > 0.9, "{whole}");
+    Ok(())
+}

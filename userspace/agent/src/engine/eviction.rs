@@ -135,6 +135,7 @@ impl Engine {
         self.note_exited(pid);
         self.programs.release(pid);
         self.selection.ended(pid);
+        self.processes.repairs.forget(pid);
         self.processes.ended.push(pid);
     }
 

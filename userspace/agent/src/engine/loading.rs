@@ -48,6 +48,11 @@ enum State {
     Opening,
     Opened(Arc<OpenFile>),
     Failed(String),
+    /// A helper has died over it, or it did not answer in time: it is opened again after this moment.
+    NoAnswer {
+        why: String,
+        again: Instant,
+    },
     /// Not opened for now: tried again when a process that maps it is sampled after this moment.
     Later {
         until: Instant,
@@ -69,6 +74,8 @@ struct Entry {
     verified: Instant,
     /// A process that maps it, whose root may have its debug file.
     process: Option<u32>,
+    /// Tries without an answer.
+    tries: u32,
 }
 
 /// The state of the table of a file's content.
@@ -77,6 +84,11 @@ enum TableState {
     Loaded(Arc<Table>),
     /// Unwound by frame pointers, and why.
     None(String),
+    /// The same until then: a helper has died over it, or did not end in time.
+    NoAnswer {
+        why: String,
+        again: Instant,
+    },
     /// The same for a while: since then the table memory was full.
     NoRoom(Instant),
     /// The same for a moment: strata was overloaded or short of a resource.
@@ -87,6 +99,9 @@ enum TableState {
 const NO_ROOM_FOR: Duration = Duration::from_secs(300);
 /// Time until a file or a table is tried again after an overload.
 const BUSY_FOR: Duration = Duration::from_secs(2);
+/// Time until a file that had no answer is tried again, for the first time and at most.
+const NO_ANSWER_FOR: Duration = Duration::from_secs(60);
+const LONGEST_NO_ANSWER: Duration = Duration::from_secs(3600);
 const NO_ROOM: &str = "no room in kernel memory (--table-memory)";
 
 /// The owner of the table: the file's identity, or this mapped file alone where the file system's
@@ -117,6 +132,8 @@ pub struct Loading {
     service: FileService,
     entries: HashMap<FileId, Entry>,
     tables: HashMap<TableKey, TableState>,
+    /// Tries to build a table without an answer.
+    table_tries: HashMap<TableKey, u32>,
     bundles: Bundles,
     asked: HashMap<RequestId, Asked>,
     waiting: HashSet<u32>,
@@ -133,10 +150,15 @@ pub struct Loading {
     allowances: HashMap<u32, Allowance>,
     /// Processes with delayed files, and when these may be opened.
     delayed: HashMap<u32, Instant>,
+    /// Files whose content turned out to have changed in place.
+    changed: Vec<FileId>,
 }
 
 /// The age of the last check after which a file is checked again when a process maps it.
 const VERIFY_AFTER: Duration = Duration::from_secs(2);
+/// The same when a process with it is first sampled: a compiler that is started again and again maps a
+/// hundred files.
+const VERIFY_SAMPLED_AFTER: Duration = Duration::from_secs(10);
 
 impl Loading {
     pub fn start(programs: &mut Programs, store: &mut Store) -> io::Result<Self> {
@@ -149,6 +171,7 @@ impl Loading {
             service,
             entries: HashMap::default(),
             tables: HashMap::default(),
+            table_tries: HashMap::default(),
             bundles: Bundles::default(),
             asked: HashMap::default(),
             waiting: HashSet::default(),
@@ -160,6 +183,7 @@ impl Loading {
             delayed_files: 0,
             allowances: HashMap::default(),
             delayed: HashMap::default(),
+            changed: Vec::new(),
         })
     }
 
@@ -198,6 +222,7 @@ impl Loading {
             state: State::Unknown,
             verified: Instant::now(),
             process: None,
+            tries: 0,
         })
     }
 
@@ -215,16 +240,22 @@ impl Loading {
             State::Later { .. } => return self.need_mapping(table, pid, mapping),
             _ => {}
         }
+        self.verify(file, pid, mapping, VERIFY_AFTER);
+    }
+
+    /// Checks whether a file is still what it was when it was opened.
+    fn verify(&mut self, file: FileId, pid: u32, mapping: &Mapping, after: Duration) {
         let entry = self.entry(file);
-        match entry.state {
-            State::Opened(_) if entry.verified.elapsed() > VERIFY_AFTER => {
-                entry.verified = Instant::now();
-                let locator = mapped(pid, mapping);
-                let id = self.service.submit(Request::Open(locator));
-                self.asked.insert(id, Asked::Verify { file });
-            }
-            _ => {}
+        if matches!(entry.state, State::Opened(_)) && entry.verified.elapsed() > after {
+            entry.verified = Instant::now();
+            let id = self.service.submit(Request::Open(mapped(pid, mapping)));
+            self.asked.insert(id, Asked::Verify { file });
         }
+    }
+
+    /// Files whose content has changed in place.
+    pub fn take_changed(&mut self) -> Vec<FileId> {
+        std::mem::take(&mut self.changed)
     }
 
     fn open(&mut self, table: &ProcessTable, file: FileId, pid: u32, mapping: &Mapping) {
@@ -267,10 +298,13 @@ impl Loading {
                 if is_anothers && self.may_open(pid) {
                     self.open(table, file, pid, mapping);
                 } else {
-                    self.delayed.entry(pid).or_insert(until);
+                    self.try_later(pid, until);
                 }
             }
-            State::Unknown | State::Later { .. } => {
+            State::NoAnswer { again, .. } if again > Instant::now() => {
+                self.try_later(pid, again);
+            }
+            State::Unknown | State::Later { .. } | State::NoAnswer { .. } => {
                 if self.may_open(pid) {
                     self.open(table, file, pid, mapping);
                 } else {
@@ -281,6 +315,7 @@ impl Loading {
             State::Opened(ref opened) => {
                 let opened = opened.clone();
                 self.want_table(TableKey::of(file, &opened, None), &opened);
+                self.verify(file, pid, mapping, VERIFY_SAMPLED_AFTER);
             }
             State::Opening | State::Failed(_) => {}
         }
@@ -293,8 +328,13 @@ impl Loading {
         let entry = self.entry(file);
         entry.state = State::Later { until, why };
         if let Some(pid) = entry.process {
-            self.delayed.entry(pid).or_insert(until);
+            self.try_later(pid, until);
         }
+    }
+
+    fn try_later(&mut self, pid: u32, until: Instant) {
+        let known = self.delayed.entry(pid).or_insert(until);
+        *known = until.min(*known);
     }
 
     /// Processes whose delayed files may be opened now.
@@ -372,9 +412,9 @@ impl Loading {
     /// Why a file has no table, for `doctor`.
     pub fn trouble_of(&self, file: FileId) -> Option<&str> {
         match &self.entries.get(&file)?.state {
-            State::Failed(why) => Some(why),
+            State::Failed(why) | State::NoAnswer { why, .. } => Some(why),
             State::Opened(opened) => match self.tables.get(&TableKey::of(file, opened, None))? {
-                TableState::None(why) => Some(why),
+                TableState::None(why) | TableState::NoAnswer { why, .. } => Some(why),
                 TableState::NoRoom(_) => Some(NO_ROOM),
                 _ => None,
             },
@@ -385,7 +425,7 @@ impl Loading {
     /// Files that could not be opened, and why.
     pub fn unreadable(&self) -> impl Iterator<Item = (FileId, &str)> {
         self.entries.iter().filter_map(|(file, entry)| match &entry.state {
-            State::Failed(why) => Some((*file, why.as_str())),
+            State::Failed(why) | State::NoAnswer { why, .. } => Some((*file, why.as_str())),
             _ => None,
         })
     }
@@ -394,6 +434,12 @@ impl Loading {
     pub fn is_asked_about(&self, file: FileId) -> bool {
         self.entries.get(&file).is_some_and(|entry| matches!(entry.state, State::Opening))
     }
+}
+
+/// When something that had no answer is tried again.
+fn again_after(tries: u32) -> Instant {
+    let wait = NO_ANSWER_FOR.saturating_mul(1 << tries.min(10)).min(LONGEST_NO_ANSWER);
+    Instant::now() + wait
 }
 
 /// Resources used by strata's helper processes.

@@ -449,6 +449,7 @@ impl Engine {
     /// A process that is not selected: the kernel takes no more samples of it.
     pub fn leave_out(&mut self, pid: u32) {
         self.store.skip(&mut self.programs, pid);
+        self.waits.leave_out(pid);
         if let Some(wall) = &mut self.wall {
             wall.leave_out(pid);
         }

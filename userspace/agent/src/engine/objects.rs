@@ -143,7 +143,10 @@ impl Heap {
                 new
             }
         };
-        self.objects.insert(id.slot, object);
+        // The stack of an earlier one may have waited for its tables.
+        if self.objects.get(&id.slot).is_none_or(|known| known.time <= object.time) {
+            self.objects.insert(id.slot, object);
+        }
     }
 
     /// Drops stacks and classes that no object has any more.

@@ -40,6 +40,8 @@ pub(super) struct Repairs {
 #[derive(Default)]
 struct Suspect {
     stacks: u32,
+    /// When the last of them was seen.
+    seen: Option<Instant>,
     read: Option<Instant>,
     /// Reads of it that did not wait, after [`Repairs::maps_in_file`].
     at_once: u8,
@@ -51,10 +53,11 @@ impl Repairs {
     }
 
     /// A stack of a process led to an address without a known mapping.
-    pub fn unknown_address(&mut self, pid: u32) {
+    pub fn unknown_address(&mut self, pid: u32, now: Instant) {
         if self.suspects.len() < MOST_SUSPECTS || self.suspects.contains_key(&pid) {
             let suspect = self.suspects.entry(pid).or_default();
             suspect.stacks = suspect.stacks.saturating_add(1);
+            suspect.seen = Some(now);
         }
     }
 
@@ -91,8 +94,22 @@ impl Repairs {
     fn read_later(&mut self, pid: u32) {
         if self.suspects.len() < MOST_SUSPECTS || self.suspects.contains_key(&pid) {
             let read = Some(Instant::now());
-            self.suspects.insert(pid, Suspect { stacks: SUSPICIOUS, read, at_once: MOST_AT_ONCE });
+            let suspect = Suspect { stacks: SUSPICIOUS, seen: None, read, at_once: MOST_AT_ONCE };
+            self.suspects.insert(pid, suspect);
         }
+    }
+
+    /// A process that was due is not read yet: it is at the next turn.
+    fn stays_due(&mut self, pid: u32) {
+        if let Some(suspect) = self.suspects.get_mut(&pid) {
+            suspect.stacks = SUSPICIOUS;
+            suspect.read = None;
+        }
+    }
+
+    /// A process has ended.
+    pub fn forget(&mut self, pid: u32) {
+        self.suspects.remove(&pid);
     }
 
     /// Processes that are to be read now.
@@ -106,7 +123,9 @@ impl Repairs {
                 due.push(*pid);
                 *suspect = Suspect { stacks: 0, read: Some(now), ..*suspect };
             }
-            suspect.stacks > 0 || !is_old(suspect.read)
+            // A few stacks that led nowhere long ago are no reason to remember a process.
+            let is_suspected = suspect.stacks >= SUSPICIOUS || !is_old(suspect.seen);
+            suspect.stacks > 0 && is_suspected || !is_old(suspect.read)
         });
         due
     }
@@ -138,7 +157,8 @@ impl Engine {
             if self.processes.scanner.has_enough_repairs() {
                 // The rest follows.
                 self.processes.repairs.is_lost = true;
-                break;
+                self.processes.repairs.stays_due(pid);
+                continue;
             }
             if !self.processes.scanner.ask_repair(&self.table, pid) {
                 // Others of its user hang.
@@ -214,13 +234,31 @@ mod tests {
     fn a_process_is_read_when_its_stacks_lead_nowhere_again_and_again() {
         let mut repairs = Repairs::default();
         let now = Instant::now();
-        repairs.unknown_address(7);
+        repairs.unknown_address(7, now);
         assert!(repairs.due(now).is_empty(), "once may be the stack's own fault");
-        (0..5).for_each(|_| repairs.unknown_address(7));
+        (0..5).for_each(|_| repairs.unknown_address(7, now));
         assert_eq!(repairs.due(now), [7]);
-        (0..50).for_each(|_| repairs.unknown_address(7));
+        (0..50).for_each(|_| repairs.unknown_address(7, now));
         assert!(repairs.due(now).is_empty(), "it was read a moment ago");
         assert_eq!(repairs.due(now + AGAIN), [7]);
+    }
+
+    #[test]
+    fn processes_with_a_stack_that_led_nowhere_are_forgotten() {
+        let mut repairs = Repairs::default();
+        let now = Instant::now();
+        for pid in 1..=MOST_SUSPECTS as u32 {
+            repairs.unknown_address(pid, now);
+        }
+        assert!(!repairs.is_missing_some(1_000_000, now), "there is no room");
+        assert!(repairs.due(now).is_empty() && !repairs.suspects.is_empty());
+        assert!(repairs.due(now + AGAIN).is_empty() && repairs.suspects.is_empty());
+        assert!(repairs.is_missing_some(1_000_000, now + AGAIN));
+        assert_eq!(repairs.due(now + AGAIN), [1_000_000]);
+        repairs.stays_due(1_000_000);
+        assert_eq!(repairs.due(now + AGAIN), [1_000_000]);
+        repairs.forget(1_000_000);
+        assert!(repairs.suspects.is_empty());
     }
 
     #[test]

@@ -199,7 +199,7 @@ impl Engine {
             self.check_followed(user, end, image)
         };
         if end == End::NoMapping && self.managed.units_of(image).is_none() {
-            self.processes.repairs.unknown_address(header.pid);
+            self.processes.repairs.unknown_address(header.pid, self.turn.now);
         }
         let domain = self.managed.domain_of(image, header.tid, domain_read(&header));
         if header.flags & FLAG_WAIT != 0 {

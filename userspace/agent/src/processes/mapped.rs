@@ -15,7 +15,7 @@ use crate::kernel::perf_record::MappedInode;
 pub struct FileId(pub u32);
 
 /// One file as mappings name it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct MappedFile {
     pub inode: MappedInode,
     pub path: Arc<[u8]>,

@@ -157,6 +157,20 @@ impl Space {
         Mapping { start, end, ..new }
     }
 
+    /// A file that it may map is another one from now on; whether it maps it.
+    pub fn exchange(&mut self, old: FileId, new: FileId) -> bool {
+        if !self.files().any(|file| file == old) {
+            return false;
+        }
+        for mapping in Arc::make_mut(&mut self.mappings) {
+            if mapping.backing == Backing::File(old) {
+                mapping.backing = Backing::File(new);
+            }
+        }
+        self.epoch = self.epoch.wrapping_add(1);
+        true
+    }
+
     /// Forgets what is not among these mappings.
     pub fn replace(&mut self, mappings: &[Mapping]) {
         self.mappings = Arc::default();

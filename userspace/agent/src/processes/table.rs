@@ -308,6 +308,27 @@ impl ProcessTable {
         change
     }
 
+    /// The content of a file has changed in place: whoever maps it has the new one, which is another file
+    /// from now on. Returns the processes that map it.
+    pub fn renew_file(&mut self, old: FileId) -> Vec<u32> {
+        self.files.forget(old);
+        let Some(file) = self.files.get(old).cloned() else { return Vec::new() };
+        let new = self.files.intern(file.inode, &file.path);
+        let mut mapping = Vec::new();
+        for (pid, process) in &mut self.processes {
+            if !process.space.exchange(old, new) {
+                continue;
+            }
+            mapping.push(*pid);
+            if let Some(image) = self.images.get_mut(&process.image)
+                && image.program == Some(old)
+            {
+                image.program = Some(new);
+            }
+        }
+        mapping
+    }
+
     pub fn remove(&mut self, pid: u32) {
         self.processes.remove(&pid);
     }
@@ -811,6 +832,29 @@ mod tests {
         // Programs compiled ahead of time have such threads too.
         assert_eq!(table.apply(&comm(9, b".NET Finalizer"), 6), Change::None);
         assert_eq!(table.apply(&comm(7, b".NET SynchManag"), 7), Change::Renamed { pid: 7 });
+    }
+
+    #[test]
+    fn a_file_that_changed_in_place_is_another_one_wherever_it_is_mapped() {
+        let mut table = ProcessTable::default();
+        let inode = MappedInode { major: 8, minor: 1, inode: 5, generation: 1 };
+        let old = table.files.intern(inode, b"/app");
+        let at = |id| Mapping { backing: Backing::File(id), ..file(0x1000, 0x2000, 0) };
+        for pid in [7, 8] {
+            table.insert_existing(existing(pid, "app"), vec![at(old)]);
+        }
+        table.insert_existing(existing(9, "other"), vec![file(0x1000, 0x2000, 0)]);
+        let epoch = table.get(7).map(|process| process.space.epoch);
+        let mut changed = table.renew_file(old);
+        changed.sort_unstable();
+        assert_eq!(changed, [7, 8]);
+        let new = table.files.intern(inode, b"/app");
+        assert_ne!(new, old);
+        let process = table.get(7).expect("a process");
+        assert_eq!(process.space.mappings(), [at(new)]);
+        assert_ne!(Some(process.space.epoch), epoch);
+        assert_eq!(table.program_of(process.image).map(|program| program.file), Some(new));
+        assert!(table.renew_file(old).is_empty(), "once");
     }
 
     #[test]

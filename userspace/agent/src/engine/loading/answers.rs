@@ -4,7 +4,9 @@ use std::time::Instant;
 
 use strata_sandbox::{FileError, Locator, Reply, Request};
 
-use super::{Asked, BUSY_FOR, Delay, Loading, State, TableKey, TableState, is_same, load};
+use super::{
+    Asked, BUSY_FOR, Delay, Loading, State, TableKey, TableState, again_after, is_same, load,
+};
 use crate::kernel::loader::Programs;
 use crate::processes::mapped::FileId;
 use crate::processes::table::ProcessTable;
@@ -30,7 +32,7 @@ impl Loading {
                 Some(Asked::Open { file, fallback, by_path }) => {
                     self.opened(processes, file, fallback, by_path, outcome);
                 }
-                Some(Asked::Verify { file }) => self.verified(processes, file, outcome),
+                Some(Asked::Verify { file }) => self.verified(file, outcome),
                 Some(Asked::Table(key)) => {
                     self.table_built(programs, store, key, outcome);
                 }
@@ -87,7 +89,9 @@ impl Loading {
                 processes.files.forget(file);
                 let asked = self.entry(file).process;
                 let is_there = |pid| processes.get(pid).is_some_and(|process| !process.exited);
-                if asked.is_some_and(is_there) {
+                if asked.is_some_and(is_there) && error.is_no_answer() {
+                    self.has_no_answer(file, error.to_string());
+                } else if asked.is_some_and(is_there) {
                     self.fail(file, error.to_string());
                 } else {
                     // Another process that maps it may still have it opened.
@@ -103,18 +107,26 @@ impl Loading {
         self.entry(file).state = State::Failed(why);
     }
 
-    fn verified(
-        &mut self,
-        processes: &mut ProcessTable,
-        file: FileId,
-        outcome: Result<Reply, FileError>,
-    ) {
+    /// The helper that opened it died, or it took too long: another try may find everything in it.
+    fn has_no_answer(&mut self, file: FileId, why: String) {
+        tracing::debug!(file = file.0, %why, "a mapped file did not answer");
+        let entry = self.entry(file);
+        let (again, is_first) = (again_after(entry.tries), entry.tries == 0);
+        entry.tries = entry.tries.saturating_add(1);
+        entry.state = State::NoAnswer { why, again };
+        if let Some(pid) = entry.process {
+            self.try_later(pid, again);
+        }
+        self.failed_files += u64::from(is_first);
+    }
+
+    fn verified(&mut self, file: FileId, outcome: Result<Reply, FileError>) {
         let Ok(Reply::Opened(now)) = outcome else { return };
         if let State::Opened(before) = &self.entry(file).state
             && before.identity() != now.identity()
         {
-            // Same inode, other content: later mappings of it are of another file.
-            processes.files.forget(file);
+            // Same inode, other content.
+            self.changed.push(file);
         }
     }
 
@@ -136,8 +148,17 @@ impl Loading {
                 self.delayed_files += 1;
                 TableState::Later(Instant::now() + BUSY_FOR)
             }
+            Err(error) if error.is_no_answer() => {
+                let tries = self.table_tries.entry(key).or_default();
+                let again = again_after(*tries);
+                *tries = tries.saturating_add(1);
+                TableState::NoAnswer { why: error.to_string(), again }
+            }
             Err(error) => TableState::None(error.to_string()),
         };
+        if !matches!(state, TableState::NoAnswer { .. } | TableState::Later(_)) {
+            self.table_tries.remove(&key);
+        }
         self.tables.insert(key, state);
     }
 }

@@ -225,7 +225,7 @@ impl Loading {
     ) -> Result<Option<(TableKey, Arc<Assemblies>)>, Unknown> {
         let opened = match &self.entry(file).state {
             State::Unknown | State::Opening => return Err(Unknown),
-            State::Failed(_) | State::Later { .. } => return Ok(None),
+            State::Failed(_) | State::NoAnswer { .. } | State::Later { .. } => return Ok(None),
             State::Opened(opened) => opened.clone(),
         };
         let key = TableKey::of(file, &opened, None);

@@ -74,7 +74,7 @@ impl Loading {
     pub(super) fn table_of(&mut self, file: FileId) -> Result<Option<Arc<Table>>, Unknown> {
         let opened = match &self.entry(file).state {
             State::Unknown | State::Opening => return Err(Unknown),
-            State::Failed(_) | State::Later { .. } => return Ok(None),
+            State::Failed(_) | State::NoAnswer { .. } | State::Later { .. } => return Ok(None),
             State::Opened(opened) => opened.clone(),
         };
         self.known_table(TableKey::of(file, &opened, None), &opened)
@@ -87,7 +87,12 @@ impl Loading {
     ) -> Result<Option<Arc<Table>>, Unknown> {
         match self.tables.get(&key) {
             Some(TableState::Loaded(table)) => Ok(Some(table.clone())),
-            Some(TableState::None(_) | TableState::NoRoom(_) | TableState::Later(_)) => Ok(None),
+            Some(
+                TableState::None(_)
+                | TableState::NoAnswer { .. }
+                | TableState::NoRoom(_)
+                | TableState::Later(_),
+            ) => Ok(None),
             Some(TableState::Building) => Err(Unknown),
             None => {
                 self.want_table(key, opened);

@@ -45,7 +45,11 @@ impl Loading {
         let before = self.tables.len();
         self.tables.retain(|_, state| {
             !matches!(state, TableState::NoRoom(since) if since.elapsed() >= NO_ROOM_FOR)
-                && !matches!(state, TableState::Later(until) if *until <= Instant::now())
+                && !matches!(
+                    state,
+                    TableState::Later(until) | TableState::NoAnswer { again: until, .. }
+                        if *until <= Instant::now()
+                )
         });
         self.tables.len() < before
     }
@@ -64,9 +68,10 @@ impl Loading {
             }
             match state {
                 TableState::Building => true,
-                TableState::None(_) | TableState::NoRoom(_) | TableState::Later(_) => {
-                    reasons == Reasons::Stay
-                }
+                TableState::None(_)
+                | TableState::NoAnswer { .. }
+                | TableState::NoRoom(_)
+                | TableState::Later(_) => reasons == Reasons::Stay,
                 TableState::Loaded(table) if Arc::strong_count(table) > 1 => true,
                 TableState::Loaded(_) => {
                     let taken = std::mem::replace(state, TableState::Building);

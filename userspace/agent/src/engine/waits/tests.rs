@@ -91,6 +91,19 @@ impl Sampled {
 }
 
 #[test]
+fn the_waits_of_a_long_recording_are_not_cut() {
+    let mut thread = Sampled::default();
+    let turns = 40;
+    for turn in 0..=turns {
+        let began = 1_000 + turn * (MOST / 2);
+        thread.wait((began, began + 10), 0, 16, 1);
+    }
+    let passed = turns * (MOST / 2);
+    let sum = thread.sum(1_000 + passed + 10);
+    assert!((passed..=passed + 2_000).contains(&sum), "{sum} of {passed}");
+}
+
+#[test]
 fn a_thread_waits_no_longer_than_time_passes() {
     let mut thread = Sampled::default();
     thread.wait((1_000, 1_010), 0, 16, 1);

@@ -15,7 +15,7 @@ use strata_kinds::Kind;
 use crate::aggregate::{Aggregate, RowKey};
 use crate::image_id::ImageId;
 
-/// More of a thread's time is not kept: it would be of a period long gone.
+/// Of the time between two sampled waits no more counts: it would be of a period long gone.
 pub const MOST: u64 = 10_000_000_000;
 /// The account of a thread that runs is behind by no more. One that has run less than before is another's, which
 /// has the number of one that has ended.
@@ -46,7 +46,7 @@ impl Unsampled {
         if let Some(before) = self.ran.filter(|before| !is_another(*before)) {
             let passed = until.saturating_sub(self.until);
             let off = passed.saturating_sub(run_between(before, ran));
-            self.nanos = self.nanos.saturating_add(off).min(MOST);
+            self.nanos = self.nanos.saturating_add(off.min(MOST));
         }
         self.until = self.until.max(until);
         self.ran = Some(ran);
