@@ -313,6 +313,10 @@ impl ProcessTable {
     pub fn renew_file(&mut self, old: FileId) -> Vec<u32> {
         self.files.forget(old);
         let Some(file) = self.files.get(old).cloned() else { return Vec::new() };
+        // One that a JIT compiler writes to grows, and no code runs in it.
+        if is_jitdump(&file.path) {
+            return Vec::new();
+        }
         let new = self.files.intern(file.inode, &file.path);
         let mut mapping = Vec::new();
         for (pid, process) in &mut self.processes {
@@ -855,6 +859,9 @@ mod tests {
         assert_ne!(Some(process.space.epoch), epoch);
         assert_eq!(table.program_of(process.image).map(|program| program.file), Some(new));
         assert!(table.renew_file(old).is_empty(), "once");
+        let dump = table.files.intern(MappedInode { inode: 6, ..inode }, b"/tmp/jit-7.dump");
+        table.insert_existing(existing(10, "node"), vec![at(dump)]);
+        assert!(table.renew_file(dump).is_empty(), "it grows");
     }
 
     #[test]
