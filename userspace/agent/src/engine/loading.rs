@@ -246,8 +246,9 @@ impl Loading {
     /// Checks whether a file is still what it was when it was opened.
     fn verify(&mut self, file: FileId, pid: u32, mapping: &Mapping, after: Duration) {
         let entry = self.entry(file);
-        if matches!(entry.state, State::Opened(_)) && entry.verified.elapsed() > after {
-            entry.verified = Instant::now();
+        let is_due = matches!(entry.state, State::Opened(_)) && entry.verified.elapsed() > after;
+        if is_due && self.may_open(pid) {
+            self.entry(file).verified = Instant::now();
             let id = self.service.submit(Request::Open(mapped(pid, mapping)));
             self.asked.insert(id, Asked::Verify { file });
         }

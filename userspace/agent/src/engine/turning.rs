@@ -236,12 +236,10 @@ impl Engine {
     /// Files whose answers have arrived; processes that wait for them become dirty again.
     pub(super) fn answer_files(&mut self) {
         self.loading.answers(&mut self.programs, &mut self.store, &mut self.table);
-        for file in self.loading.take_changed() {
-            for pid in self.table.renew_file(file) {
-                if self.store.is_published(pid) {
-                    self.loading.need(&self.table, pid, 0);
-                    self.processes.dirty.insert(pid);
-                }
+        for pid in self.table.renew_files(&self.loading.take_changed()) {
+            if self.store.is_published(pid) {
+                self.loading.need(&self.table, pid, 0);
+                self.processes.dirty.insert(pid);
             }
         }
         if self.loading.take_progress() {

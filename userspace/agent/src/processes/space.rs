@@ -7,6 +7,7 @@
 //! Invariant: mappings are sorted by address and do not overlap. From [`MAX_MAPPINGS`] on, those that
 //! would make them more are refused and counted.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -157,14 +158,16 @@ impl Space {
         Mapping { start, end, ..new }
     }
 
-    /// A file that it may map is another one from now on; whether it maps it.
-    pub fn exchange(&mut self, old: FileId, new: FileId) -> bool {
-        if !self.files().any(|file| file == old) {
+    /// Files that it may map are others from now on; whether it maps some of them.
+    pub fn exchange(&mut self, renewed: &HashMap<FileId, FileId>) -> bool {
+        if !self.files().any(|file| renewed.contains_key(&file)) {
             return false;
         }
         for mapping in Arc::make_mut(&mut self.mappings) {
-            if mapping.backing == Backing::File(old) {
-                mapping.backing = Backing::File(new);
+            if let Backing::File(old) = mapping.backing
+                && let Some(new) = renewed.get(&old)
+            {
+                mapping.backing = Backing::File(*new);
             }
         }
         self.epoch = self.epoch.wrapping_add(1);

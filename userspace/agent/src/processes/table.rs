@@ -308,26 +308,31 @@ impl ProcessTable {
         change
     }
 
-    /// The content of a file has changed in place: whoever maps it has the new one, which is another file
-    /// from now on. Returns the processes that map it.
-    pub fn renew_file(&mut self, old: FileId) -> Vec<u32> {
-        self.files.forget(old);
-        let Some(file) = self.files.get(old).cloned() else { return Vec::new() };
-        // One that a JIT compiler writes to grows, and no code runs in it.
-        if is_jitdump(&file.path) {
+    /// The content of files has changed in place: all that map them have the new one, which is another file
+    /// from now on. Returns the processes that map some.
+    pub fn renew_files(&mut self, changed: &[FileId]) -> Vec<u32> {
+        let mut renewed = HashMap::new();
+        for old in changed {
+            self.files.forget(*old);
+            let Some(file) = self.files.get(*old).cloned() else { continue };
+            // One that a JIT compiler writes to grows, and no code runs in it.
+            if !is_jitdump(&file.path) {
+                renewed.insert(*old, self.files.intern(file.inode, &file.path));
+            }
+        }
+        if renewed.is_empty() {
             return Vec::new();
         }
-        let new = self.files.intern(file.inode, &file.path);
         let mut mapping = Vec::new();
         for (pid, process) in &mut self.processes {
-            if !process.space.exchange(old, new) {
+            if !process.space.exchange(&renewed) {
                 continue;
             }
             mapping.push(*pid);
             if let Some(image) = self.images.get_mut(&process.image)
-                && image.program == Some(old)
+                && let Some(new) = image.program.and_then(|program| renewed.get(&program))
             {
-                image.program = Some(new);
+                image.program = Some(*new);
             }
         }
         mapping
@@ -849,7 +854,7 @@ mod tests {
         }
         table.insert_existing(existing(9, "other"), vec![file(0x1000, 0x2000, 0)]);
         let epoch = table.get(7).map(|process| process.space.epoch);
-        let mut changed = table.renew_file(old);
+        let mut changed = table.renew_files(&[old]);
         changed.sort_unstable();
         assert_eq!(changed, [7, 8]);
         let new = table.files.intern(inode, b"/app");
@@ -858,10 +863,10 @@ mod tests {
         assert_eq!(process.space.mappings(), [at(new)]);
         assert_ne!(Some(process.space.epoch), epoch);
         assert_eq!(table.program_of(process.image).map(|program| program.file), Some(new));
-        assert!(table.renew_file(old).is_empty(), "once");
+        assert!(table.renew_files(&[old]).is_empty(), "once");
         let dump = table.files.intern(MappedInode { inode: 6, ..inode }, b"/tmp/jit-7.dump");
         table.insert_existing(existing(10, "node"), vec![at(dump)]);
-        assert!(table.renew_file(dump).is_empty(), "it grows");
+        assert!(table.renew_files(&[dump]).is_empty(), "it grows");
     }
 
     #[test]
