@@ -273,7 +273,7 @@ impl Store {
         let span = nanos(self.options.span).max(1);
         let window = head.start_nanos.div_euclid(span).saturating_mul(span);
         let budget = shares::budget(self.options.max_bytes, span);
-        let profile = match self.shares.is_over(&head.service, window, budget) {
+        let profile = match self.shares.is_over(&head.service, window, span, budget) {
             true => {
                 self.counters.profiles_folded += 1;
                 folded = strata_profile::without_stacks(profile, BEYOND_SHARE);

@@ -20,8 +20,9 @@ pub(super) struct Shares {
 impl Shares {
     /// Whether a service has had its share of what may be written in this span: of half of that, once the
     /// other half is taken, each has the same part.
-    pub(super) fn is_over(&mut self, service: &str, window: i64, budget: u64) -> bool {
-        if window > self.window {
+    pub(super) fn is_over(&mut self, service: &str, window: i64, span: i64, budget: u64) -> bool {
+        // Profiles of the span before are usual; more of them are of a clock that was set back.
+        if window > self.window || window < self.window.saturating_sub(span) {
             *self = Self { window, ..Self::default() };
         }
         let half = budget / 2;
@@ -52,24 +53,31 @@ pub(super) fn budget(max_bytes: u64, nanos: i64) -> u64 {
 mod tests {
     use super::*;
 
+    const SPAN: i64 = 1;
+
     #[test]
     fn a_service_that_floods_is_over_its_share_and_the_others_are_not() {
         let mut shares = Shares::default();
         let budget = 1000;
         for _ in 0..10 {
             for service in ["shop", "mail"] {
-                assert!(!shares.is_over(service, 7, budget));
+                assert!(!shares.is_over(service, 7, SPAN, budget));
                 shares.add(service, 10);
             }
-            if !shares.is_over("flood", 7, budget) {
+            if !shares.is_over("flood", 7, SPAN, budget) {
                 shares.add("flood", 200);
             }
         }
-        assert!(shares.is_over("flood", 7, budget));
+        assert!(shares.is_over("flood", 7, SPAN, budget));
         assert!(shares.all < budget);
         // Alone it may take half, as long as there is room for others.
-        assert!(!shares.is_over("flood", 8, budget));
+        assert!(!shares.is_over("flood", 8, SPAN, budget));
         assert_eq!(shares.all, 0);
+        shares.add("flood", 200);
+        shares.is_over("flood", 7, SPAN, budget);
+        assert_eq!(shares.all, 200, "a late profile");
+        shares.is_over("flood", 6, SPAN, budget);
+        assert_eq!(shares.all, 0, "a clock that was set back");
     }
 
     #[test]
@@ -86,12 +94,12 @@ mod tests {
         let mut taken = 0;
         for turn in 0..100_000 {
             let service = format!("flood-{}", turn % 100);
-            if !shares.is_over(&service, 7, 100_000) {
+            if !shares.is_over(&service, 7, SPAN, 100_000) {
                 shares.add(&service, 100);
                 taken += 100;
             }
         }
         assert!((50_000..70_000).contains(&taken), "{taken}");
-        assert!(!shares.is_over("shop", 7, 100_000));
+        assert!(!shares.is_over("shop", 7, SPAN, 100_000));
     }
 }

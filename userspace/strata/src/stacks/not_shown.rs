@@ -51,57 +51,54 @@ fn threads_of(pid: u32) -> Vec<u32> {
 
 /// The states of all threads of processes, at the moment of a walk.
 pub struct States {
-    walked: Instant,
-    /// When they were read.
-    read: Instant,
-    of: BTreeMap<u32, Vec<State>>,
+    of: BTreeMap<u32, BTreeMap<u32, State>>,
 }
 
 /// What a thread did.
 #[derive(Clone, Copy, Debug)]
 pub struct State {
-    pub tid: u32,
     /// The letter of `/proc/PID/task/TID/stat`.
     pub letter: char,
     /// Time since it left the CPU, where the kernel provides it.
     pub since: Option<Duration>,
+    /// It has run since the walk began.
+    has_run: bool,
 }
 
 impl States {
     /// Reads them; the walk began at `walked`.
     pub fn read(pids: &BTreeSet<u32>, walked: Instant) -> Self {
-        let read = Instant::now();
         let mut clocks = CpuClocks::new();
         let mut state = |pid, tid| {
             let stat = std::fs::read(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
             let letter = state_of(&Stat::parse(&stat)?);
-            Some(State { tid, letter, since: clocks.since_last_run(pid, tid) })
+            let since = clocks.since_last_run(pid, tid);
+            let has_run = since.is_some_and(|since| since <= walked.elapsed());
+            Some((tid, State { letter, since, has_run }))
         };
         let mut states =
             |pid: u32| threads_of(pid).into_iter().filter_map(|tid| state(pid, tid)).collect();
-        Self { walked, read, of: pids.iter().map(|pid| (*pid, states(*pid))).collect() }
+        Self { of: pids.iter().map(|pid| (*pid, states(*pid))).collect() }
     }
 
     /// What a thread did when it was walked.
     pub fn of_thread(&self, pid: u32, tid: u32) -> Option<State> {
-        self.of.get(&pid)?.iter().find(|state| state.tid == tid).copied()
+        self.of.get(&pid)?.get(&tid).copied()
     }
 
     /// Why the threads of a process have no stack that are not among the `shown`.
     pub fn not_shown(&self, pid: u32, shown: &BTreeSet<u32>) -> NotShown {
         let mut not_shown = NotShown { pid, shown: shown.len() as u64, ..NotShown::default() };
         let is_refused = is_refused(pid);
-        let after_walk = self.read.duration_since(self.walked);
-        for state in self.of.get(&pid).into_iter().flatten() {
-            if shown.contains(&state.tid) {
+        for (tid, state) in self.of.get(&pid).into_iter().flatten() {
+            if shown.contains(tid) {
                 continue;
             }
-            let has_run = || state.since.is_some_and(|since| since <= after_walk);
             *match state.letter {
                 'Z' | 'X' => &mut not_shown.ended,
                 'R' => &mut not_shown.running,
                 _ if is_refused => &mut not_shown.refused,
-                _ if has_run() => &mut not_shown.running,
+                _ if state.has_run => &mut not_shown.running,
                 _ => &mut not_shown.unread,
             } += 1;
         }
@@ -184,9 +181,8 @@ mod tests {
     fn threads_are_counted_under_the_reason_of_their_state() {
         let own = std::process::id();
         let of = [(1, 'S'), (2, 'R'), (3, 'Z'), (4, 'R')];
-        let of = of.map(|(tid, letter)| State { tid, letter, since: None }).to_vec();
-        let now = Instant::now();
-        let states = States { walked: now, read: now, of: [(own, of)].into() };
+        let of = of.map(|(tid, letter)| (tid, State { letter, since: None, has_run: false }));
+        let states = States { of: [(own, of.into())].into() };
         let lines = states.not_shown(own, &[1].into()).lines();
         let running = format!(
             "2 more threads ran at that moment and are not shown: `strata record --pid {own}` shows \
