@@ -12,7 +12,7 @@ stty -F /dev/ttyS1 raw -echo
 section() {
     name=$1
     shift
-    echo "@@@ begin $name"
+    echo "@@@ begin $name $(cut -d ' ' -f 1 /proc/uptime)"
     "$@"
     status=$?
     echo
@@ -20,6 +20,18 @@ section() {
 }
 
 second=/sys/devices/system/cpu/cpu1/online
+
+# Where strata's threads are, for the console, before the guest is stopped for being late.
+late() {
+    sleep 260
+    for task in /proc/[0-9]*/task/[0-9]*; do
+        case $(cat $task/comm) in
+        strata* | known) ;;
+        *) continue ;;
+        esac
+        echo "$task $(cat $task/comm) $(cut -d ')' -f 2 $task/stat | cut -c 1-2) $(cat $task/wchan)"
+    done
+}
 
 everything() {
     section release uname -r
@@ -71,6 +83,8 @@ everything() {
     fi
     echo "@@@ done"
 }
+
+late >/dev/ttyS0 2>&1 &
 
 # Through a pipe, so that strata does not take the port for a terminal.
 everything 2>&1 | cat >/dev/ttyS1

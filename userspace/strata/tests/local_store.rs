@@ -150,8 +150,9 @@ fn without_a_service_everything_is_listed() {
     filled(directory.path());
     let list = answer(directory.path(), &["query"]);
     assert_eq!(list.lines().filter(|line| line.starts_with("shop")).count(), 2, "{list}");
+    // From the end: between two days, a row has the date twice.
     let line = line_with(&list, "exceptions");
-    assert_eq!((line[0], line[5]), ("mail", "24"));
+    assert_eq!((line[0], line[line.len() - 4]), ("mail", "24"), "{list}");
     assert!(list.contains("version=1.5"));
     assert!(list.contains("2 services, 288 profiles"), "{list}");
     let json = answer(directory.path(), &["query", "--type", "exceptions", "--json"]);

@@ -79,7 +79,8 @@ pub fn boot(release: &str, kernel: &Path, initrd: &Path, directory: &Path) -> Re
             Some(status) => format!("the guest ended before its script did (qemu: {status})"),
         };
         let qemu = fs::read_to_string(directory.join("qemu.txt")).unwrap_or_default();
-        bail!("{how}\n{qemu}{}\n{}", end_of(&console), end_of(&words));
+        let place = transcript.place();
+        bail!("{how}: {place}\n{qemu}{}\n{}", end_of(&console), end_of(&words));
     }
     Ok(transcript)
 }
