@@ -36,8 +36,10 @@ struct Fields {
     units: u16,
 }
 
-/// They were looked for and not found. Real offsets are multiples of four.
-const NONE: u64 = 1;
+/// Lookups that find nothing: the class of one exception may not tell its bases yet, and what is
+/// thrown need not be an exception. Their number stands where the places will; those of a message
+/// are multiples of eight.
+const MOST_TRIES: u64 = 7;
 
 impl Fields {
     fn pack(self) -> u64 {
@@ -96,13 +98,13 @@ pub unsafe fn thrown(session: &Session, object: usize) {
 fn fields(session: &Session, class: usize) -> Option<Fields> {
     let place = &session.events().exception_fields;
     let mut word = place.load(Ordering::Relaxed);
-    if word == 0 {
+    if word < MOST_TRIES {
         // While the metadata cannot be had, the next exception tries again.
         let found = look_for_fields(session, class).ok()?;
-        word = found.map_or(NONE, Fields::pack);
+        word = found.map_or(word + 1, Fields::pack);
         place.store(word, Ordering::Relaxed);
     }
-    (word != NONE).then(|| Fields::unpack(word))
+    (word > MOST_TRIES).then(|| Fields::unpack(word))
 }
 
 /// Finds the fields of `System.Exception`: the class whose base is `System.Object`, among the bases

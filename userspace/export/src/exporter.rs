@@ -9,6 +9,7 @@ use crate::sample_labels::{Form, LabelRule};
 use crate::{
     Address, Backend, CredentialSource, ExporterSettings, Secret, datadog, otlp, pyroscope,
 };
+use strata_config::Origin as Source;
 use strata_config::exporters::{Api, ExporterConfig, Kind, Protocol};
 use strata_config::rules::matches;
 use strata_config::secret::Credential as Configured;
@@ -143,6 +144,7 @@ fn plan(
     let url = exporter.url.as_ref().map(|url| url.value.as_str()).unwrap_or_default();
     let address = Address::parse(url).map_err(|error| unusable(error.to_string()))?;
     let mut destination = EndpointSettings::new(address);
+    destination.other_address = other_address(exporter);
     destination.timeout = exporter.timeout.value;
     destination.connect_timeout = exporter.timeout.value.min(destination.connect_timeout);
     destination.tenant = exporter.tenant.value.as_deref().map(Secret::new);
@@ -183,6 +185,19 @@ fn plan(
     plan.spool_age = exporter.spool_age.value.saturating_add(exporter.period.value);
     plan.memory = memory;
     Ok(plan)
+}
+
+/// An agent of Datadog's whose address is not configured listens at its socket or its port; which of
+/// them is there when the settings are read is tried first. It may start later.
+fn other_address(exporter: &ExporterConfig) -> Option<Address> {
+    let url = exporter.url.as_ref()?;
+    let found = match url.origin {
+        Source::Found => true,
+        Source::Default => false,
+        Source::File { .. } | Source::Variable(_) | Source::Flag(_) => return None,
+    };
+    let other = datadog::agent_url(None, None, None, !found);
+    (exporter.kind == Kind::Datadog).then(|| Address::parse(&other).ok()).flatten()
 }
 
 /// Whether each exporter can be set up as it is at the start, and with the credential of its file,

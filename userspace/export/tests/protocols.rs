@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use strata_export::origin::{LabelLimits, Language, Origin};
-use strata_export::{Backend, Batch, Endpoint, Outcome, Outgoing, datadog, otlp, pyroscope};
+use strata_export::{
+    Address, Backend, Batch, Endpoint, Outcome, Outgoing, datadog, otlp, pyroscope,
+};
 use support::pprof::{Seen, pairs, see};
 use support::server::{Asked, Server, answer, grpc_answer, unzipped};
 use support::wire::Message;
@@ -275,6 +277,23 @@ async fn a_datadog_agent_gets_the_same_over_its_socket() {
     let server = Server::start_on_socket(&path, || answer(200, &[], ""));
     let to = destination(&format!("unix://{}", path.display()));
     let exporter = Endpoint::new(Backend::Datadog(datadog::Settings::default()), &to).unwrap();
+    assert_eq!(send_known(&exporter).await.1, delivered());
+    assert_datadog(&server).await;
+}
+
+#[tokio::test]
+async fn an_agent_that_starts_later_is_found_at_its_socket_or_its_port() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("apm.socket");
+    let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = closed.local_addr().unwrap();
+    drop(closed);
+    let mut to = at(port);
+    to.other_address = Some(Address::parse(&format!("unix://{}", path.display())).unwrap());
+    let exporter = Endpoint::new(Backend::Datadog(datadog::Settings::default()), &to).unwrap();
+    let Outcome::Retry { reason, .. } = send_known(&exporter).await.1 else { panic!("no agent") };
+    assert!(reason.contains("refused"), "{reason}");
+    let server = Server::start_on_socket(&path, || answer(200, &[], ""));
     assert_eq!(send_known(&exporter).await.1, delivered());
     assert_datadog(&server).await;
 }

@@ -64,6 +64,8 @@ pub enum Credential {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointSettings {
     pub address: Address,
+    /// Where the server may listen instead, for connections that `address` refuses.
+    pub other_address: Option<Address>,
     pub credential: Credential,
     /// `X-Scope-OrgID`.
     pub tenant: Option<Secret>,
@@ -82,6 +84,7 @@ impl EndpointSettings {
     pub fn new(address: Address) -> Self {
         Self {
             address,
+            other_address: None,
             credential: Credential::default(),
             tenant: None,
             headers: Vec::new(),
@@ -129,6 +132,8 @@ const RESERVED: [&str; 9] = [
 pub struct Client {
     http: reqwest::Client,
     address: Address,
+    /// To the server's other address.
+    other: Option<Box<Client>>,
     headers: HeaderMap,
     secrets: Vec<Secret>,
     timeout: Duration,
@@ -172,17 +177,34 @@ impl Client {
         }
         let http = builder.build().map_err(|error| SetupError::Client(causes(error)))?;
         let (headers, secrets) = headers_of(&http, destination)?;
-        Ok(Self { http, address, headers, secrets, timeout: destination.timeout })
+        let other = destination.other_address.clone().map(|address| {
+            let there = EndpointSettings { address, other_address: None, ..destination.clone() };
+            Self::new(&there, grpc).map(Box::new)
+        });
+        let other = other.transpose()?;
+        Ok(Self { http, address, other, headers, secrets, timeout: destination.timeout })
     }
 
     /// Sends the batch once.
     pub async fn send(&self, batch: &Batch) -> Outcome {
+        match (self.try_send(batch).await, &self.other) {
+            (Ok(outcome), _) => outcome,
+            (Err(error), Some(other)) if error.is_connect() => match other.try_send(batch).await {
+                Ok(outcome) => outcome,
+                // What the settings name is what is to be checked.
+                Err(_) => self.failed(error),
+            },
+            (Err(error), _) => self.failed(error),
+        }
+    }
+
+    async fn try_send(&self, batch: &Batch) -> Result<Outcome, reqwest::Error> {
         let Ok(url) = self.address.join(&batch.path) else {
-            return Outcome::refused("the batch has no usable path");
+            return Ok(Outcome::refused("the batch has no usable path"));
         };
         let mut headers = self.headers.clone();
         let Ok(content_type) = HeaderValue::from_str(&batch.content_type) else {
-            return Outcome::refused("the batch has no usable content type");
+            return Ok(Outcome::refused("the batch has no usable content type"));
         };
         headers.insert(CONTENT_TYPE, content_type);
         if let Ok(id) = HeaderValue::from_str(&batch.id.to_string()) {
@@ -207,10 +229,9 @@ impl Client {
         }
         let request = self.http.post(url).headers(headers).body(batch.body.clone());
         let response = match tokio::time::timeout(self.timeout, request.send()).await {
-            Ok(Ok(response)) => response,
-            Ok(Err(error)) => return self.failed(error),
+            Ok(response) => response?,
             Err(_) => {
-                return Outcome::retry(format!("no answer within {:?}", self.timeout));
+                return Ok(Outcome::retry(format!("no answer within {:?}", self.timeout)));
             }
         };
         let (head, body) = http::Response::<reqwest::Body>::from(response).into_parts();
@@ -220,7 +241,7 @@ impl Client {
             Protocol::Plain | Protocol::OtlpHttp => self.timeout.min(LONGEST_BODY_TIME),
         };
         let answer = Answer::read(body, time).await;
-        self.judge(batch.protocol, head.status.as_u16(), &head.headers, &answer)
+        Ok(self.judge(batch.protocol, head.status.as_u16(), &head.headers, &answer))
     }
 
     fn judge(

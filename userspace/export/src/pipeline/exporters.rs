@@ -193,8 +193,13 @@ impl Exporters {
             if let Some(state) = self.states.get_mut(&exporter.name) {
                 state.set_most_values(exporter.label_values);
             }
-            let (sequences, folder) = before.remove(&exporter.name).unwrap_or_default();
+            let old = before.remove(&exporter.name);
+            let is_new = old.is_none();
+            let (sequences, folder) = old.unwrap_or_default();
             let mut pending = self.pending(exporter, Whose::All);
+            if is_new {
+                pending.read_left();
+            }
             if let (Some(new), Some(old)) = (&mut pending.folder, &folder) {
                 new.go_on_from(old);
             }
@@ -448,7 +453,6 @@ impl Exporters {
         for pending in &mut self.exporters {
             if pending.is_sent && self.delivery.wait_for_spool(&pending.exporter.name, until) {
                 pending.is_sent = false;
-                // It holds only profiles that arrived after the last send.
                 if let Some(unfinished) = pending.unfinished.as_mut() {
                     unfinished.clear();
                 }
@@ -474,6 +478,9 @@ impl Exporters {
         self.sent = self.sent.saturating_add(std::mem::take(&mut pending.bytes));
         pending.elapsed = Duration::ZERO;
         pending.fresh.clear();
+        if let Some(unfinished) = &mut pending.unfinished {
+            unfinished.end_period();
+        }
         pending.is_sent = true;
         let waiting = std::mem::take(&mut pending.profiles);
         if waiting.is_empty() {

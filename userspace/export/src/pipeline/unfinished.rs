@@ -28,8 +28,10 @@ const FILE_BYTES: usize = 4 << 20;
 pub struct Unfinished {
     spool: Spool,
     next_number: u64,
-    /// Written, and not removed.
+    /// Of the period that is not over: written, and not removed.
     written: Vec<Key>,
+    /// Of periods that are over.
+    ended: Vec<Key>,
     /// Why the last was not written.
     trouble: Option<String>,
 }
@@ -46,7 +48,7 @@ impl Unfinished {
         let written: Vec<Key> = spool.entries().map(|(key, _)| key).collect();
         let last = written.iter().map(|key| key.number).max();
         let next_number = last.map_or(0, |last| last.saturating_add(1));
-        Some(Self { spool, next_number, written, trouble: None })
+        Some(Self { spool, next_number, written, ended: Vec::new(), trouble: None })
     }
 
     /// The profiles left by a process that did not end in order, oldest first.
@@ -115,12 +117,19 @@ impl Unfinished {
                 self.trouble = Some(text);
             }
         }
-        self.written.retain(|key| !dropped.iter().any(|(gone, _)| gone == key));
+        for keys in [&mut self.written, &mut self.ended] {
+            keys.retain(|key| !dropped.iter().any(|(gone, _)| gone == key));
+        }
     }
 
-    /// The period is over, and its batches are in the exporter's spool.
+    /// The period is over: what comes from now on belongs to the next one.
+    pub fn end_period(&mut self) {
+        self.ended.append(&mut self.written);
+    }
+
+    /// The batches of periods that are over are in the exporter's spool.
     pub fn clear(&mut self) {
-        for key in std::mem::take(&mut self.written) {
+        for key in std::mem::take(&mut self.ended) {
             if let Err(error) = self.spool.remove(key) {
                 tracing::warn!(%error, "a period may be sent twice after the next start");
             }
@@ -248,6 +257,13 @@ mod tests {
         let [found] = left.as_slice() else { panic!("{left:?}") };
         assert_eq!(found.origin, outgoing.origin);
         assert_eq!((found.profile.total(0), found.profile.start_nanos), (3, 7_000_000_000));
+        unfinished.clear();
+        assert_eq!(unfinished.left().len(), 1, "its period is not over");
+        unfinished.end_period();
+        unfinished.add(std::slice::from_ref(&outgoing));
+        unfinished.clear();
+        assert_eq!(unfinished.left().len(), 1, "the next period's");
+        unfinished.end_period();
         unfinished.clear();
         assert!(Unfinished::open(&folder.path().join("other"), 1).unwrap().left().is_empty());
         drop(unfinished);

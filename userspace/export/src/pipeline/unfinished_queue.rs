@@ -18,6 +18,7 @@ const AT_ONCE: usize = 256;
 enum Work {
     Left(SyncSender<Vec<Outgoing>>),
     Add(Vec<Outgoing>),
+    EndPeriod,
     Clear,
 }
 
@@ -25,8 +26,10 @@ pub struct UnfinishedQueue {
     disk: Disk<Work>,
     /// What a process before this one left is being read.
     left: Option<Receiver<Vec<Outgoing>>>,
-    /// There may be something to clear.
+    /// There may be something of the period that is not over.
     holds: bool,
+    /// There may be something to clear.
+    holds_ended: bool,
     is_refusing: bool,
 }
 
@@ -49,17 +52,21 @@ impl UnfinishedQueue {
                     let _ = to.send(unfinished.as_mut().map(Unfinished::left).unwrap_or_default());
                 }
                 (Some(unfinished), Work::Add(profiles)) => unfinished.add(&profiles),
+                (Some(unfinished), Work::EndPeriod) => unfinished.end_period(),
                 (Some(unfinished), Work::Clear) => unfinished.clear(),
                 (None, _) => {}
             }
         };
         let disk = Disk::start(&path, limit, surroundings, work)?;
         // What is there from before is cleared with the first period.
-        Ok(Self { disk, left: None, holds: true, is_refusing: false })
+        Ok(Self { disk, left: None, holds: true, holds_ended: false, is_refusing: false })
     }
 
     /// Reads what a process left that did not end in order: [`Self::left`].
     pub fn read_left(&mut self) {
+        if self.left.is_some() {
+            return;
+        }
         let (sender, receiver) = sync_channel(1);
         if self.disk.give(Work::Left(sender), 0).is_ok() {
             self.left = Some(receiver);
@@ -101,10 +108,18 @@ impl UnfinishedQueue {
         self.is_refusing = is_refused;
     }
 
-    /// The period is over, and its batches are in the exporter's spool.
-    pub fn clear(&mut self) {
-        if self.holds && self.disk.give(Work::Clear, 0).is_ok() {
+    /// The period is over: what is added from now on belongs to the next one.
+    pub fn end_period(&mut self) {
+        if self.holds && self.disk.give(Work::EndPeriod, 0).is_ok() {
             self.holds = false;
+            self.holds_ended = true;
+        }
+    }
+
+    /// The batches of periods that are over are in the exporter's spool.
+    pub fn clear(&mut self) {
+        if self.holds_ended && self.disk.give(Work::Clear, 0).is_ok() {
+            self.holds_ended = false;
         }
     }
 
