@@ -56,10 +56,12 @@ pub fn clean_name(raw: &str) -> Cow<'_, str> {
 }
 
 fn without_version(name: &str) -> &str {
-    match name.find('@') {
-        Some(at) if at > 0 && !name.ends_with("@plt") => name.get(..at).unwrap_or(name),
-        _ => name,
-    }
+    let Some((function, version)) = name.split_once('@') else { return name };
+    let version = version.strip_prefix('@').unwrap_or(version);
+    // `*Array(Int32)@Indexable(Int32)#each` is a method of Crystal's.
+    let is_version = !version.is_empty()
+        && version.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.+-".contains(&byte));
+    if is_version && !function.is_empty() && version != "plt" { function } else { name }
 }
 
 /// `name` without the marks of compiler clones.
@@ -69,9 +71,17 @@ pub fn without_clone_marks(name: &str) -> &str {
         .iter()
         .filter_map(|mark| {
             let at = name.find(mark)?;
-            // `.cold` is a mark only at the end or before another mark: `foo.coldness` is not one.
+            // `.cold` is a mark only at the end or before another mark: `foo.coldness` is not one, and
+            // `.part.` is one before a number only.
             let rest = name.get(at.checked_add(mark.len())?..)?;
-            let whole = mark.ends_with('.') || rest.is_empty() || rest.starts_with('.');
+            let rest = match mark.ends_with('.') {
+                true => {
+                    let number = rest.bytes().take_while(u8::is_ascii_digit).count();
+                    rest.get(number..).filter(|_| number > 0)?
+                }
+                false => rest,
+            };
+            let whole = rest.is_empty() || rest.starts_with('.');
             (whole && at > 0).then_some(at)
         })
         .min();
@@ -193,6 +203,11 @@ mod tests {
         assert_eq!(clean_name("memcpy@@GLIBC_2.14"), "memcpy");
         assert_eq!(clean_name("memcpy@plt"), "memcpy@plt");
         assert_eq!(clean_name(".cold"), ".cold");
+        assert_eq!(clean_name("memcpy@GLIBC_2.2.5"), "memcpy");
+        for whole in ["*Array(Int32)@Indexable(Int32)#each:Nil", "kfun:com.shop.part.Order#pay(){}"]
+        {
+            assert_eq!(clean_name(whole), whole);
+        }
     }
 
     #[test]

@@ -108,6 +108,8 @@ pub struct DwarfFrame {
 pub struct Dwarf {
     loaded: Option<Loaded>,
     pub state: State,
+    /// Parts of it are in a file that dwz has made for several.
+    pub has_alternate: bool,
 }
 
 impl Dwarf {
@@ -142,13 +144,17 @@ impl Dwarf {
             Loaded::try_new(sections, |sections| Units::new(sections).map(Box::new))
         }));
         match context {
-            Ok(Ok(loaded)) => Self { loaded: Some(loaded), state: State::Used },
+            Ok(Ok(loaded)) => Self {
+                loaded: Some(loaded),
+                state: State::Used,
+                has_alternate: elf.section_with_data(".gnu_debugaltlink").is_some(),
+            },
             _ => Self::ended(State::Broken),
         }
     }
 
     fn ended(state: State) -> Self {
-        Self { loaded: None, state }
+        Self { loaded: None, state, has_alternate: false }
     }
 
     /// The frames at `address`, innermost first; empty when DWARF does not cover it. With

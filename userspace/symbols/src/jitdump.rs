@@ -9,6 +9,7 @@
 
 use crate::jit_ranges::JitRanges;
 use std::collections::HashMap;
+use std::sync::Arc;
 use strata_bytes::{bounded_text, u32_at, u64_at, until_nul};
 
 const MAGIC: u32 = 0x4a69_5444;
@@ -21,6 +22,7 @@ const MAX_FUNCTIONS: usize = 500_000;
 const MAX_NAMES: usize = 64 << 20;
 const MAX_LINES: usize = 1 << 20;
 const MAX_FILES: usize = 1 << 16;
+const MAX_FILE_BYTES: usize = 4 << 20;
 
 const CODE_LOAD: u32 = 0;
 const CODE_MOVE: u32 = 1;
@@ -64,8 +66,10 @@ pub struct JitDump {
     /// Lines by the tag of a range.
     lines: HashMap<u32, Vec<Line>>,
     line_count: usize,
-    files: Vec<Box<str>>,
-    file_numbers: HashMap<Box<str>, u32>,
+    files: Vec<Arc<str>>,
+    file_numbers: HashMap<Arc<str>, u32>,
+    /// Bytes of their names.
+    file_bytes: usize,
     /// Lines come before the code they describe.
     waiting_lines: Option<(u64, Vec<Line>)>,
     next_tag: u32,
@@ -87,6 +91,7 @@ impl Default for JitDump {
             line_count: 0,
             files: Vec::new(),
             file_numbers: HashMap::new(),
+            file_bytes: 0,
             waiting_lines: None,
             next_tag: 1,
             buffer: Vec::new(),
@@ -281,12 +286,15 @@ impl JitDump {
         if let Some(&number) = self.file_numbers.get(name.as_ref()) {
             return number;
         }
-        if name.is_empty() || self.files.len() >= MAX_FILES {
+        let bytes = self.file_bytes.saturating_add(name.len());
+        if name.is_empty() || self.files.len() >= MAX_FILES || bytes > MAX_FILE_BYTES {
             return 0;
         }
-        self.files.push(name.as_ref().into());
+        self.file_bytes = bytes;
+        let name: Arc<str> = name.into();
+        self.files.push(name.clone());
         let number = u32::try_from(self.files.len()).unwrap_or(0);
-        self.file_numbers.insert(name.as_ref().into(), number);
+        self.file_numbers.insert(name, number);
         number
     }
 
@@ -308,6 +316,19 @@ impl JitDump {
                 .map(|file| &**file),
             line: line.map(|line| line.line).filter(|&line| line != 0),
         })
+    }
+
+    /// Bytes that this takes, roughly.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        const FILE: usize = 100;
+        const LINES: usize = 80;
+        let files = self.file_bytes.saturating_add(self.files.len().saturating_mul(FILE));
+        let of_lines = self.line_count.saturating_mul(size_of::<Line>());
+        let lines = of_lines.saturating_add(self.lines.len().saturating_mul(LINES));
+        [files, lines, self.buffer.capacity()]
+            .into_iter()
+            .fold(self.ranges.memory(), usize::saturating_add)
     }
 
     #[must_use]

@@ -11,6 +11,7 @@
 //! Invariant: names are made once per function and shared; memory is bounded by the limits in
 //! [`Options`], the symbol table's and the number of addresses asked for.
 
+use crate::arch::end_of_function;
 use crate::demangle::clean_name;
 use crate::dwarf::{self, Dwarf};
 use crate::elf::{SECTION_DYNSYM, SECTION_SYMTAB};
@@ -18,11 +19,11 @@ use crate::go::GoProgram;
 use crate::plt::{Plt, StubName};
 use crate::symbol_table::SymbolTable;
 use crate::unwind_functions::UnwindFunctions;
-use crate::{ElfFile, Error, ReadAt, compressed, elf};
+use crate::{ElfFile, Error, MAX_NAME_BYTES, ReadAt, compressed, elf};
 use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::sync::Arc;
-use strata_bytes::bounded_text;
+use strata_bytes::{bounded_str, bounded_text};
 
 /// The sources to use, and their limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,6 +146,11 @@ impl<'a> Resolver<'a> {
         let mut report = self.report.clone();
         if let Some(dwarf) = &self.dwarf {
             report.dwarf = dwarf.state.clone();
+            if dwarf.has_alternate {
+                let why = "its debug information refers to a file of dwz, which is not read: inlined \
+                           functions are missing";
+                report.problems.push(why.to_owned());
+            }
         }
         report
     }
@@ -264,15 +270,15 @@ impl<'a> Resolver<'a> {
             return None;
         }
         let system_name: Arc<str> = match plt.name(address)? {
-            StubName::Raw(name) => Arc::from(format!("{}@plt", bounded_text(&name))),
+            StubName::Raw(name) => Arc::from(stub_of(&bounded_text(&name))),
             StubName::Resolver(target) => {
                 let (_, raw) = self.symbol_names(target)?;
-                Arc::from(format!("{raw}@plt"))
+                Arc::from(stub_of(&raw))
             }
             StubName::Header => Arc::from("[plt]"),
         };
         let name = match system_name.strip_suffix("@plt") {
-            Some(raw) => Arc::from(format!("{}@plt", clean_name(raw))),
+            Some(raw) => Arc::from(stub_of(&clean_name(raw))),
             None => Arc::clone(&system_name),
         };
         Some(SymbolFrame { name, system_name, file: None, line: None })
@@ -286,9 +292,13 @@ impl<'a> Resolver<'a> {
         let symbols = self.symbols.as_ref()?;
         // Between two functions, a return address lies right behind: that of a function which nothing
         // has called (`__start_context`, a signal's restorer).
-        let (address, index) = [address, address.wrapping_add(1)]
-            .into_iter()
-            .find_map(|address| symbols.find(address).map(|index| (address, index)))?;
+        let find = |address: u64| symbols.find(address).map(|index| (address, index));
+        let (address, index) = find(address).or_else(|| {
+            // Behind an unexported function's last byte the next function begins.
+            let is_of_another =
+                self.functions().start_of(address).is_some_and(|start| start < address);
+            if is_of_another { None } else { find(address.wrapping_add(1)) }
+        })?;
         if let Some(names) = self.by_symbol.get(&index) {
             return names.clone();
         }
@@ -318,7 +328,12 @@ impl<'a> Resolver<'a> {
                 problems.push(error.to_string());
             }
         }
-        table.finish(&self.main.code_ranges(), |address| self.functions().next_after(address));
+        let end_of = |address: u64, most: u64| {
+            let code = self.main.read_address(address, most, "a function").ok()?;
+            end_of_function(&code, address)
+        };
+        let next_after = |address| self.functions().next_after(address);
+        table.finish(&self.main.code_ranges(), next_after, end_of);
         self.report.symbols = table.len();
         self.report.symbols_dropped = table.dropped;
         self.report.problems.append(&mut problems);
@@ -351,10 +366,17 @@ impl<'a> Resolver<'a> {
     }
 }
 
+/// The name of a function's stub.
+fn stub_of(function: &str) -> String {
+    const MARK: &str = "@plt";
+    let most = function.floor_char_boundary(MAX_NAME_BYTES - MARK.len());
+    format!("{}{MARK}", function.get(..most).unwrap_or_default())
+}
+
 /// The name to show and the raw name, the latter truncated to the allowed length.
 fn names_of(raw: &str) -> Names {
     let name = clean_name(raw);
-    let system_name: Arc<str> = Arc::from(strata_bytes::bounded_str(raw));
+    let system_name: Arc<str> = Arc::from(bounded_str(raw));
     let name =
         if *name == *system_name { Arc::clone(&system_name) } else { Arc::from(name.as_ref()) };
     (name, system_name)
@@ -365,7 +387,7 @@ fn keep(kept: &mut HashMap<String, Names>, raw: &str) -> Names {
     if let Some(names) = kept.get(raw) {
         return names.clone();
     }
-    let name: Arc<str> = Arc::from(raw);
+    let name: Arc<str> = Arc::from(bounded_str(raw));
     let names = (Arc::clone(&name), name);
     kept.insert(raw.to_owned(), names.clone());
     names
@@ -375,7 +397,7 @@ fn intern(files: &mut HashMap<String, Arc<str>>, file: &str) -> Arc<str> {
     if let Some(kept) = files.get(file) {
         return Arc::clone(kept);
     }
-    let kept: Arc<str> = Arc::from(strata_bytes::bounded_str(file));
+    let kept: Arc<str> = Arc::from(bounded_str(file));
     files.insert(file.to_owned(), Arc::clone(&kept));
     kept
 }

@@ -24,6 +24,10 @@ const CHUNK_SYMBOLS: usize = 4096;
 /// other code.
 const MAX_FUNCTION: u64 = 16 << 10;
 const MAX_LABEL: u64 = 4 << 10;
+/// Functions without a size whose end is looked for in their instructions.
+const MOST_ENDS: usize = 1 << 14;
+/// Behind a function that is no longer lies padding.
+const ALIGNED: u64 = 16;
 /// How far a lookup goes back in search of a function that holds the address.
 const MAX_LOOK_BACK: usize = 256;
 /// How many names at one address are compared.
@@ -173,8 +177,15 @@ impl<'a> SymbolTable<'a> {
     }
 
     /// Sorts, and gives symbols without a size the room up to the next symbol of their section, or to the next
-    /// function that `next_function` knows behind an address.
-    pub fn finish(&mut self, code: &[(u64, u64)], next_function: impl Fn(u64) -> Option<u64>) {
+    /// function that `next_function` knows behind an address; a function no more than up to where its
+    /// instructions end, if `end_of` finds that. Hidden functions may follow, which have other names.
+    pub fn finish(
+        &mut self,
+        code: &[(u64, u64)],
+        next_function: impl Fn(u64) -> Option<u64>,
+        end_of: impl Fn(u64, u64) -> Option<u64>,
+    ) {
+        let mut looks = MOST_ENDS;
         self.symbols.sort_unstable_by_key(|symbol| symbol.key);
         let mut next = u64::MAX;
         let mut last = u64::MAX;
@@ -188,7 +199,12 @@ impl<'a> SymbolTable<'a> {
                 let end = range_of(code, address).map_or(address, |(_, end)| end);
                 let end = end.min(next).min(next_function(address).unwrap_or(end));
                 let most = if symbol.is_label() { MAX_LABEL } else { MAX_FUNCTION };
-                let size = end.saturating_sub(address).min(most);
+                let mut size = end.saturating_sub(address).min(most);
+                if !symbol.is_label() && size > ALIGNED && looks > 0 {
+                    looks -= 1;
+                    let own = end_of(address, size).and_then(|end| end.checked_sub(address));
+                    size = own.map_or(size, |own| own.min(size));
+                }
                 symbol.size = u32::try_from(size).unwrap_or(u32::MAX);
             }
         }
@@ -278,9 +294,15 @@ impl<'a> SymbolTable<'a> {
                 until_nul(rest.get(..MAX_RAW_NAME).unwrap_or(rest)).to_vec()
             }
         };
-        // `$x` and the like mark code and data on arm; section symbols have no name.
-        (!name.is_empty() && !name.starts_with(b"$")).then_some(name)
+        // Section symbols have no name.
+        let is_mark = name.is_empty() || symbol.is_label() && marks_content(&name);
+        (!is_mark).then_some(name)
     }
+}
+
+/// `$x`, `$d.12` and the like mark code and data on arm. Swift's functions begin with a dollar too.
+fn marks_content(name: &[u8]) -> bool {
+    matches!(name, [b'$', b'a' | b'd' | b't' | b'x'] | [b'$', b'a' | b'd' | b't' | b'x', b'.', ..])
 }
 
 /// Reads a name of a string table that lies at `offset` of a file.

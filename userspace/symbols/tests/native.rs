@@ -59,6 +59,33 @@ fn compare_with_addr2line(path: &Path, names: &[&str]) -> Option<usize> {
 }
 
 #[test]
+fn a_function_without_a_size_ends_where_its_instructions_do() {
+    let Some(path) = compile("cc", "sizeless.c", "sizeless", &["-O1"]) else { return };
+    let start = symbols(&path).unwrap().iter().find(|symbol| symbol.name == "sizeless").map_or(
+        // nm gives no size, and shows it without one.
+        run("nm", &[path.to_str().unwrap()]).and_then(|text| {
+            let line = text.lines().find(|line| line.ends_with(" sizeless"))?;
+            u64::from_str_radix(line.split(' ').next()?, 16).ok()
+        }),
+        |symbol| Some(symbol.address),
+    );
+    let start = start.expect("its address");
+    let found = resolve(&fs::read(&path).unwrap(), &[start, start + 12, start + 32]);
+    let names: Vec<Option<&str>> =
+        found.iter().map(|found| found.frames.first().map(|frame| &*frame.name)).collect();
+    assert_eq!(names, [Some("sizeless"), Some("sizeless"), None]);
+}
+
+#[test]
+fn a_name_that_begins_with_a_dollar_is_a_name() {
+    let Some(path) = compile("cc", "dollar.c", "dollar", &["-O1"]) else { return };
+    let function = symbol(&path, "$s4shop3payyS2iF");
+    let found = resolve(&fs::read(&path).unwrap(), &[function.address + 1]);
+    let names: Vec<&str> = found[0].frames.iter().map(|frame| &*frame.name).collect();
+    assert_eq!(names, ["$s4shop3payyS2iF"]);
+}
+
+#[test]
 fn lines_and_inlined_calls_agree_with_addr2line() {
     let Some(path) = compile("gcc", "shop.c", "shop-lines", &["-g", "-O2"]) else {
         return;

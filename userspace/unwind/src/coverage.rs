@@ -95,7 +95,8 @@ impl Coverage {
         let mut gap = 0;
         let mut free_from = 0;
         for fill in fills {
-            while self.gaps.get(gap).is_some_and(|gap| gap.end <= fill.start) {
+            let from = fill.start.max(free_from);
+            while self.gaps.get(gap).is_some_and(|gap| gap.end <= from) {
                 gap += 1;
             }
             for gap in self.gaps.get(gap..).unwrap_or_default() {

@@ -16,6 +16,8 @@ use strata_bytes::{ReadAt, ReadError, read_range, read_whole};
 const MAX_SECTIONS: u16 = 4096;
 /// No program is linked beyond user space; sums with what lies below cannot overflow.
 const MAX_ADDRESS: u64 = USER_ADDRESSES;
+/// Longer names are of no section that is looked for.
+const LONGEST_NAME: usize = 64;
 const MAX_NAMES: u64 = 1 << 20;
 
 pub(crate) struct Elf {
@@ -165,6 +167,8 @@ impl Elf {
 
     pub fn name(&self, section: &Section) -> &[u8] {
         let rest = self.names.get(section.name as usize..).unwrap_or_default();
+        // Of a table without an end, as many names can be asked for as there are sections.
+        let rest = rest.get(..LONGEST_NAME).unwrap_or(rest);
         rest.split(|byte| *byte == 0).next().unwrap_or_default()
     }
 

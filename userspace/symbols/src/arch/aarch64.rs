@@ -10,3 +10,8 @@ pub const IRELATIVE: u32 = 1032;
 pub fn slot_of_stub(_code: &[u8], _address: u64) -> Option<u64> {
     None
 }
+
+/// Instructions of this machine are not read for it.
+pub fn end_of_function(_code: &[u8], _start: u64) -> Option<u64> {
+    None
+}

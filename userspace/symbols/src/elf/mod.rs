@@ -16,6 +16,8 @@ use crate::read_at::read_bytes;
 use crate::{Error, ReadAt, compressed};
 use strata_bytes::{array, bounded_text, u16_at, u32_at, u64_at, until_nul};
 
+/// Longer names are of no section that is looked for.
+const LONGEST_SECTION_NAME: usize = 64;
 const SEGMENT_BYTES: usize = 56;
 const SECTION_BYTES: usize = 64;
 /// Executables have some dozens; object files are not supported.
@@ -201,7 +203,8 @@ impl<'a> ElfFile<'a> {
         usize::try_from(section.name)
             .ok()
             .and_then(|offset| self.section_names.get(offset..))
-            .map(until_nul)
+            // Of a table without an end, as many names can be asked for as there are sections.
+            .map(|rest| until_nul(rest.get(..LONGEST_SECTION_NAME).unwrap_or(rest)))
             .unwrap_or_default()
     }
 

@@ -21,9 +21,12 @@ pub(crate) fn propose<R: ReadAt + ?Sized>(
     rules: &mut Rules,
 ) -> Proposal {
     let mut proposal = Proposal::default();
+    // Of all together: headers of many may lie over the same bytes.
+    let mut left = limits.max_decoded;
     for name in NAMES {
         for section in elf.sections.iter().filter(|section| section.is_code()) {
-            if elf.name(section) == name.as_bytes() && section.size <= limits.max_decoded {
+            if section.size <= left && elf.name(section) == name.as_bytes() {
+                left -= section.size;
                 table(section, source, rules, &mut proposal);
             }
         }
