@@ -21,7 +21,8 @@ pub enum Refusal {
     Permission = 5,
     /// The path runs through a magic link or too many links.
     UnsafePath = 6,
-    /// On a filesystem that may hang, and larger than strata copies from there.
+    /// On a filesystem that may hang, and larger than what strata still copies from such, or copied too
+    /// slowly.
     TooLarge = 7,
     /// A filesystem that may hang, or one nothing is known about: for the slow lane only.
     SlowFilesystem = 8,
@@ -76,7 +77,7 @@ impl fmt::Display for Refusal {
             Self::ProcessChanged => "the pid belongs to another process now",
             Self::Permission => "permission denied",
             Self::UnsafePath => "the path does not stay within the target's root",
-            Self::TooLarge => "too large for a filesystem that may hang",
+            Self::TooLarge => "more than strata copies from filesystems that may hang",
             Self::SlowFilesystem => "on a filesystem that may hang",
             Self::Busy => "the file is held by a lease",
             Self::Changed => "the file changed while it was read",
@@ -188,8 +189,8 @@ impl FileError {
                 true
             }
             Self::Refused { errno, .. } => {
-                let short =
-                    [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE, rustix::io::Errno::NOMEM];
+                use rustix::io::Errno;
+                let short = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::TOOMANYREFS];
                 short.iter().any(|short| short.raw_os_error() == *errno)
             }
             _ => false,

@@ -126,7 +126,11 @@ fn symbolize(
     let resolved = resolver.resolve(&addresses);
     let report = resolver.report();
     let without_lines = matches!(report.dwarf, DwarfState::TooLarge { .. });
-    Ok(Symbols { resolved, problems: report.problems, without_lines }.encode())
+    let mut problems = report.problems;
+    if report.dwarf == DwarfState::Broken {
+        problems.push("its debug information cannot be read: no lines".to_owned());
+    }
+    Ok(Symbols { resolved, problems, without_lines }.encode())
 }
 
 pub(crate) fn encode_fits(build_id: Option<&[u8]>, link_crc: Option<u32>) -> Vec<u8> {

@@ -77,11 +77,12 @@ pub fn run_opener(lane: Lane) -> io::Result<()> {
         }
         let message = buffer.get(..received.length).unwrap_or_default();
         let request = OpenRequest::decode(message).map_err(io::Error::other)?;
-        let outcome = resolver.open(&request.locator).and_then(|(file, facts)| {
-            Envelope::seal(file.as_fd())
-                .map(|envelope| (envelope, file, facts))
-                .map_err(|error| (Refusal::Other, error.raw_os_error().unwrap_or(0)))
-        });
+        let outcome =
+            resolver.open(&request.locator, request.most_copied).and_then(|(file, facts)| {
+                Envelope::seal(file.as_fd())
+                    .map(|envelope| (envelope, file, facts))
+                    .map_err(|error| (Refusal::Other, error.raw_os_error().unwrap_or(0)))
+            });
         match outcome {
             Ok((envelope, file, facts)) => {
                 // Closing may hang, so it comes before the answer: then the hang is attributed to

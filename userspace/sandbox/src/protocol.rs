@@ -47,12 +47,16 @@ pub(crate) const MAX_PATH: usize = 4096;
 pub(crate) struct OpenRequest {
     pub id: u64,
     pub locator: Locator,
+    /// How much of a file that may hang its reader is copied; `None`: its identity is all that is
+    /// wanted.
+    pub most_copied: Option<u64>,
 }
 
 impl OpenRequest {
     pub fn encode(&self) -> Vec<u8> {
         let mut encoder = Encoder::new();
         encoder.u64(self.id);
+        encoder.u8(u8::from(self.most_copied.is_some())).u64(self.most_copied.unwrap_or_default());
         match &self.locator {
             Locator::Mapped { process, start, end } => {
                 encode_process(encoder.u8(1), *process).u64(*start).u64(*end);
@@ -70,6 +74,9 @@ impl OpenRequest {
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let mut decoder = Decoder::new(bytes);
         let id = decoder.u64()?;
+        let is_copied = decoder.bool()?;
+        let most_copied = decoder.u64()?;
+        let most_copied = is_copied.then_some(most_copied);
         let locator = match decoder.u8()? {
             1 => Locator::Mapped {
                 process: decode_process(&mut decoder)?,
@@ -84,7 +91,7 @@ impl OpenRequest {
             _ => return Err(WireError::Invalid("a locator")),
         };
         decoder.finish()?;
-        Ok(Self { id, locator })
+        Ok(Self { id, locator, most_copied })
     }
 }
 
@@ -330,7 +337,7 @@ mod tests {
             },
             Locator::Host { path: "/usr/lib/debug".into() },
         ] {
-            let request = OpenRequest { id: 3, locator };
+            let request = OpenRequest { id: 3, locator, most_copied: Some(7) };
             assert_eq!(OpenRequest::decode(&request.encode()), Ok(request));
         }
     }
@@ -338,7 +345,11 @@ mod tests {
     #[test]
     fn a_path_with_a_nul_or_none_at_all_is_refused() {
         for path in ["", "a\0b"] {
-            let request = OpenRequest { id: 1, locator: Locator::Host { path: path.into() } };
+            let request = OpenRequest {
+                id: 1,
+                locator: Locator::Host { path: path.into() },
+                most_copied: None,
+            };
             assert_eq!(OpenRequest::decode(&request.encode()), Err(WireError::Invalid("a path")));
         }
     }

@@ -24,6 +24,9 @@ use crate::symbols::{Symbols, encode_request};
 pub enum Request {
     /// Answered by [`Reply::Opened`].
     Open(Locator),
+    /// As [`Self::Open`], but only the file's identity is wanted: its content is not copied.
+    /// Answered by [`Reply::Opened`].
+    Identify(Locator),
     /// The unwind table of a file, or of an assembly inside it, from the cache if it is there. Of a
     /// part that is not compressed, offsets in the table are the whole file's. Answered by
     /// [`Reply::UnwindTable`].
@@ -84,7 +87,7 @@ const MAX_BODY: usize = 64 << 20;
 
 /// The size limit of names: a base, and an allowance for each address.
 const SYMBOL_BYTES: u64 = 1 << 20;
-const SYMBOL_BYTES_PER_ADDRESS: u64 = 4 << 10;
+const SYMBOL_BYTES_PER_ADDRESS: u64 = 16 << 10;
 const FACTS_BYTES: u64 = 1 << 20;
 /// Types, parameters and a signature beside the names.
 const METHOD_BYTES_PER_PLACE: u64 = 16 << 10;
@@ -98,7 +101,9 @@ impl Request {
     ) -> Result<(PendingJob, Expected), FileError> {
         let most = config.reply_bytes;
         let (kind, body, files, reply_limit, expected) = match self {
-            Self::Open(_) => return Err(FileError::InvalidRequest("opening is not for workers")),
+            Self::Open(_) | Self::Identify(_) => {
+                return Err(FileError::InvalidRequest("opening is not for workers"));
+            }
             Self::UnwindTable { file, part, limits } => {
                 let limits = jobs::encode_limits(&limits);
                 let key = CacheKey::new(&file, part.as_ref(), &limits);

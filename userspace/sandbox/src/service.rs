@@ -21,6 +21,8 @@ mod workers;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
@@ -30,6 +32,7 @@ use crate::answer::{self, Expected};
 use crate::cache::{Cache, CacheError};
 use crate::child::Usage;
 use crate::error::{ChildKind, FileError, Refusal};
+use crate::protocol::kind;
 use crate::request::{Reply, Request};
 
 pub use config::Config;
@@ -65,6 +68,8 @@ struct Shared {
     epoll: OwnedFd,
     graveyard: Graveyard,
     statistics: Statistics,
+    /// Bytes of copies in memory.
+    copies: Arc<AtomicU64>,
 }
 
 /// See the module.
@@ -121,6 +126,7 @@ impl FileService {
                 epoll,
                 graveyard: Graveyard::default(),
                 statistics: Statistics::default(),
+                copies: Arc::default(),
             },
         })
     }
@@ -142,7 +148,8 @@ impl FileService {
         if self.pending() >= limit {
             return Err(FileError::Overloaded(limit));
         }
-        if let Request::Open(locator) = request {
+        let identity_only = matches!(request, Request::Identify(_));
+        if let Request::Open(locator) | Request::Identify(locator) = request {
             crate::request::check_locator(&locator)?;
             let process = locator.process().map(Culprit::Process);
             let culprits = process.into_iter().chain([Culprit::Locator(locator.clone())]);
@@ -151,14 +158,12 @@ impl FileService {
                     return Err(error);
                 }
             }
-            self.fast.push(PendingOpen::new(id, locator));
+            self.fast.push(PendingOpen { identity_only, ..PendingOpen::new(id, locator) });
             return Ok(());
         }
         let (job, expected) = request.into_job(id, &self.shared.config)?;
-        for file in &job.files {
-            if let Some(error) = self.failures.check(&Culprit::File(file.identity, job.kind), now) {
-                return Err(error);
-            }
+        if let Some(error) = self.failures.check(&culprit_of(&job), now) {
+            return Err(error);
         }
         if let (Expected::UnwindTable(Some(key)), Some(cache)) = (&expected, &mut self.cache)
             && let Some(table) = cache.load(key)
@@ -172,6 +177,11 @@ impl FileService {
         self.expected.insert(id, expected);
         self.workers.push(job);
         Ok(())
+    }
+
+    /// What the copies of files on filesystems that may hang take in memory.
+    pub fn copied_bytes(&self) -> u64 {
+        self.shared.copies.load(Ordering::Relaxed)
     }
 
     /// Requests that have no answer yet.
@@ -275,7 +285,7 @@ impl FileService {
                 }
                 Ok(file) => {
                     self.shared.statistics.opened += 1;
-                    self.shared.statistics.copied += u64::from(file.copied);
+                    self.shared.statistics.copied += u64::from(file.is_copy());
                     self.answer(open.id, Ok(Reply::Opened(file)));
                 }
             }
@@ -310,12 +320,17 @@ impl FileService {
         });
         if let Err(error) = &outcome
             && error.is_costly()
+            // Fewer addresses have a shorter answer.
+            && !(job.kind == kind::SYMBOLIZE && matches!(error, FileError::ReplyTooLarge(_)))
         {
-            for file in &job.files {
-                self.failures.remember(Culprit::File(file.identity, job.kind), error, now);
-            }
+            self.failures.remember(culprit_of(&job), error, now);
         }
         self.answer(job.id, outcome);
+    }
+
+    /// A process has ended: what hung in it says nothing of the next one with its number.
+    pub fn process_ended(&mut self, pid: u32) {
+        self.failures.forget_process(pid);
     }
 
     fn answer(&mut self, id: u64, outcome: Result<Reply, FileError>) {
@@ -431,4 +446,9 @@ impl FileService {
         self.turn();
         self.shared.config.idle = idle;
     }
+}
+
+/// What a failure of a job is remembered by.
+fn culprit_of(job: &PendingJob) -> Culprit {
+    Culprit::Files(job.files.iter().map(|file| file.identity).collect(), job.kind)
 }

@@ -180,8 +180,13 @@ mod tests {
             problems: Vec::new(),
             without_lines: false,
         };
+        let decoded = Symbols::decode(&long.encode(), 1).unwrap();
+        let name = &decoded.resolved[0].frames[0].name;
+        assert_eq!(name.len(), MAX_NAME_BYTES, "a worker sends no longer one");
+        let mut forged = Encoder::new();
+        forged.u32(1).bytes(&[b'x'; MAX_NAME_BYTES + 1]);
         assert_eq!(
-            Symbols::decode(&long.encode(), 1),
+            Symbols::decode(&forged.finish(), 0),
             Err(WireError::Invalid("the length of a name"))
         );
     }

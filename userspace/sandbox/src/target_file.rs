@@ -76,6 +76,11 @@ impl TargetFile {
         })
     }
 
+    /// Whether there is more of it now.
+    pub fn has_grown(&self) -> bool {
+        rustix::fs::fstat(&self.file).is_ok_and(|stat| identity_of_stat(&stat).size > self.size)
+    }
+
     /// Fills all of `buffer` from `offset` on; a file that ends earlier is an error.
     pub fn read_exact_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         if buffer.is_empty() {

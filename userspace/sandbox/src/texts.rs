@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use strata_bytes::bounded_str;
 use strata_symbols::MAX_NAME_BYTES;
 
 use crate::wire::{Decoder, Encoder, WireError};
@@ -39,7 +40,7 @@ impl<'a> Texts<'a> {
     pub fn encode(&self, encoder: &mut Encoder) {
         encoder.u32(count_of(self.order.len()));
         for text in &self.order {
-            encoder.bytes(text.as_bytes());
+            encoder.bytes(bounded_str(text).as_bytes());
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use fuse::Fuse;
 use strata_sandbox::{
-    ChildKind, Config, FileError, FileService, IdentityTrust, Locator, Reply, Request,
+    ChildKind, Config, FileError, FileService, IdentityTrust, Locator, Refusal, Reply, Request,
 };
 use support::*;
 
@@ -92,6 +92,31 @@ fn a_fuse_file_that_answers_is_copied_and_read() {
         assert!(whole == content());
     }
     assert!(service.statistics().timeouts.is_empty());
+}
+
+#[test]
+fn copies_are_bounded_and_an_identity_needs_none() {
+    must_be_root();
+    let folder = tempfile::tempdir().unwrap();
+    let Some(fuse) = Fuse::mount(folder.path(), content()) else { return };
+    let size = content().len() as u64;
+    let mut service = FileService::new(Config { copies: size + 1, ..config() }).unwrap();
+    let path = fuse.mount.join("program");
+    let identify = Request::Identify(Locator::Host { path: path.clone() });
+    let Ok(Reply::Opened(identified)) = service.call(identify) else { panic!("no identity") };
+    assert!(!identified.is_copy());
+    assert_eq!(service.copied_bytes(), 0);
+    let mut copy = || open(&mut service, Locator::Host { path: path.clone() });
+    let first = copy().unwrap();
+    assert_eq!(first.identity(), identified.identity());
+    let second = copy();
+    let is_refused = matches!(second, Err(FileError::Refused { refusal: Refusal::TooLarge, .. }));
+    assert!(is_refused, "{second:?}");
+    drop(first);
+    let third = copy().unwrap();
+    assert_eq!(service.copied_bytes(), size);
+    drop(third);
+    assert_eq!(service.copied_bytes(), 0);
 }
 
 #[test]

@@ -47,6 +47,32 @@ fn facts(
 }
 
 #[test]
+fn a_file_that_grows_is_read_meanwhile() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("perf-1.map");
+    let mut written = std::fs::File::create(&path).unwrap();
+    std::io::Write::write_all(&mut written, &vec![b'x'; 4 << 20]).unwrap();
+    let ends = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ends.load(std::sync::atomic::Ordering::Relaxed) {
+                std::io::Write::write_all(&mut written, b"1000 10 function\n").unwrap();
+                std::thread::sleep(std::time::Duration::from_micros(50));
+            }
+        });
+        let mut service = service();
+        let file = open_host(&mut service, path.to_str().unwrap()).unwrap();
+        let pieces: Vec<_> = (0..20)
+            .map(|_| service.call(Request::Read { file: file.clone(), offset: 0, length: 4 << 20 }))
+            .collect();
+        ends.store(true, std::sync::atomic::Ordering::Relaxed);
+        for piece in pieces {
+            assert_eq!(bytes(piece).len(), 4 << 20);
+        }
+    });
+}
+
+#[test]
 fn a_worker_builds_the_table_that_the_library_builds() {
     must_be_root();
     let mut service = service();

@@ -136,6 +136,7 @@ impl Engine {
         self.programs.release(pid);
         self.selection.ended(pid);
         self.processes.repairs.forget(pid);
+        self.loading.service().process_ended(pid);
         self.processes.ended.push(pid);
     }
 

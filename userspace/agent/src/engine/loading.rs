@@ -249,7 +249,7 @@ impl Loading {
         let is_due = matches!(entry.state, State::Opened(_)) && entry.verified.elapsed() > after;
         if is_due && self.may_open(pid) {
             self.entry(file).verified = Instant::now();
-            let id = self.service.submit(Request::Open(mapped(pid, mapping)));
+            let id = self.service.submit(Request::Identify(mapped(pid, mapping)));
             self.asked.insert(id, Asked::Verify { file });
         }
     }

@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, ResolveFlags, SealFlags, Statx, StatxFlags, fcntl_add_seals,
@@ -25,6 +26,8 @@ use crate::protocol::{Locator, OpenedFacts, ProcessRef};
 
 /// The largest file that is copied from a filesystem that may hang.
 const MAX_COPY: u64 = 64 << 20;
+/// A server that is merely slow is no reason to call its files, and their process, hung.
+const COPYING: Duration = Duration::from_secs(3);
 /// How often a walk is tried again when a rename raced with it (openat2(2), EAGAIN).
 const RACED_WALKS: usize = 8;
 
@@ -33,14 +36,22 @@ pub struct Resolver {
     lane: Lane,
     processes: HeldProcesses,
     mounts: Mounts,
+    /// Of the request that is served: see [`OpenRequest::most_copied`].
+    most_copied: Option<u64>,
 }
 
 impl Resolver {
     pub fn new(lane: Lane) -> Self {
-        Self { lane, processes: HeldProcesses::default(), mounts: Mounts::default() }
+        Self {
+            lane,
+            processes: HeldProcesses::default(),
+            mounts: Mounts::default(),
+            most_copied: None,
+        }
     }
 
-    pub fn open(&mut self, locator: &Locator) -> Result<Opened, Refused> {
+    pub fn open(&mut self, locator: &Locator, most_copied: Option<u64>) -> Result<Opened, Refused> {
+        self.most_copied = most_copied;
         let first = self.try_open(locator);
         match (first, locator.process()) {
             (Err((Refusal::ProcessGone | Refusal::NotFound, _)), Some(process))
@@ -157,7 +168,13 @@ impl Resolver {
         let (identity, deleted, owner) = identify(file.as_fd())?;
         let facts = OpenedFacts { identity, filesystem_magic, deleted, owner, copied: false };
         if trust == IdentityTrust::WithinProcess {
-            let copy = copy_of(file.as_fd(), identity.size)?;
+            let copy = match self.most_copied {
+                Some(most) if identity.size > most.min(MAX_COPY) => {
+                    return Err((Refusal::TooLarge, 0));
+                }
+                Some(_) => copy_of(file.as_fd(), identity.size)?,
+                None => copy_of(file.as_fd(), 0)?,
+            };
             return Ok((copy, OpenedFacts { copied: true, ..facts }));
         }
         Ok((file, facts))
@@ -211,9 +228,7 @@ fn identify(file: BorrowedFd<'_>) -> Result<(FileIdentity, bool, u32), Refused> 
 
 /// The content in a sealed memory file, so that reading it can never block.
 fn copy_of(file: BorrowedFd<'_>, size: u64) -> Result<OwnedFd, Refused> {
-    if size > MAX_COPY {
-        return Err((Refusal::TooLarge, 0));
-    }
+    let until = Instant::now() + COPYING;
     let other = |error: io::Error| (Refusal::Other, error.raw_os_error().unwrap_or(0));
     let copy = crate::channel::memory_file("strata-copy").map_err(other)?;
     let mut chunk = vec![0; 256 << 10];
@@ -221,6 +236,9 @@ fn copy_of(file: BorrowedFd<'_>, size: u64) -> Result<OwnedFd, Refused> {
     while offset < size {
         let wanted = usize::try_from(size - offset).unwrap_or(usize::MAX).min(chunk.len());
         let Some(buffer) = chunk.get_mut(..wanted) else { break };
+        if Instant::now() >= until {
+            return Err((Refusal::TooLarge, 0));
+        }
         let length = rustix::io::pread(file, &mut *buffer, offset).map_err(refused)?;
         let read =
             buffer.get(..length).filter(|read| !read.is_empty()).ok_or((Refusal::Changed, 0))?;

@@ -27,6 +27,9 @@ pub struct Config {
     /// What one job may read of a file, repeated reads counted; five times that for a checksum.
     /// The symbols and lines of the largest programs are below the default.
     pub read_bytes: u64,
+    /// Bytes of copies of files on filesystems that may hang, all together: those that are not copied are
+    /// not read.
+    pub copies: u64,
     /// A worker that grew beyond this ends after its answer.
     pub retire_above: u64,
     /// Children without work for so long end.
@@ -54,6 +57,7 @@ impl Default for Config {
             worker_memory: 1 << 30,
             reply_bytes: 64 << 20,
             read_bytes: 1 << 30,
+            copies: 96 << 20,
             retire_above: 32 << 20,
             idle: Duration::from_secs(20),
             max_stuck: 8,
@@ -78,9 +82,12 @@ pub(crate) fn timeout_of(kind: u8, config: &Config) -> Duration {
     match kind {
         kind::UNWIND_TABLE => config.unwind_timeout,
         kind::FACTS | kind::MANAGED_FACTS | kind::BUNDLE => config.facts_timeout,
-        kind::SYMBOLIZE | kind::MANAGED_NAMES | kind::MANAGED_LINES | kind::RELATED => {
-            config.symbolize_timeout
-        }
+        // The checksum of a debug file may be one of gigabytes.
+        kind::FITS
+        | kind::SYMBOLIZE
+        | kind::MANAGED_NAMES
+        | kind::MANAGED_LINES
+        | kind::RELATED => config.symbolize_timeout,
         _ => config.read_timeout,
     }
 }

@@ -5,8 +5,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::open_file::Copied;
 use super::shares::{Owner, ROOT};
 use super::turns::Turns;
 use super::{OpenFile, Shared};
@@ -36,11 +38,13 @@ pub struct PendingOpen {
     pub locator: Locator,
     /// Root, unless it is known to be another.
     pub user: u32,
+    /// The file is not going to be read.
+    pub identity_only: bool,
 }
 
 impl PendingOpen {
     pub fn new(id: u64, locator: Locator) -> Self {
-        Self { id, locator, user: ROOT }
+        Self { id, locator, user: ROOT, identity_only: false }
     }
 
     /// Whose turn it takes.
@@ -178,12 +182,17 @@ impl OpenerLane {
                         identity: facts.identity,
                         trust,
                         deleted: facts.deleted,
-                        copied: facts.copied,
+                        copy: (facts.copied && !open.identity_only)
+                            .then(|| Copied::new(&shared.copies, facts.identity.size)),
                         owner: facts.owner,
                         share: Owner { user, process },
                     }))
                 }
-                (Ok(_), None) => Err(FileError::refused(Refusal::Other)),
+                // The kernel leaves out a descriptor that this process has no number for.
+                (Ok(_), None) => Err(FileError::Refused {
+                    refusal: Refusal::Other,
+                    errno: rustix::io::Errno::MFILE.raw_os_error(),
+                }),
                 (Err((refusal, errno)), _) => Err(FileError::Refused { refusal, errno }),
             };
             outcomes.push((open, result));
@@ -233,7 +242,10 @@ impl OpenerLane {
                 self.hopeless_until = now.checked_add(HOPELESS_PAUSE);
                 let waiting = self.waiting.take_all();
                 let others = running.in_flight.drain(..).chain(waiting);
-                outcomes.extend(others.map(|open| (open, Err(error.clone()))));
+                // None of them was tried.
+                let why = "it ended several times in a row";
+                let not_tried = FileError::Spawn(self.kind, why.to_owned());
+                outcomes.extend(others.map(|open| (open, Err(not_tried.clone()))));
             }
             outcomes.push((open, Err(error)));
         }
@@ -265,19 +277,23 @@ impl OpenerLane {
                 is_slow && in_flight.iter().any(|open| owner.shares_with(open.owner()))
             };
             let Some(open) = self.waiting.take(has_its_share) else { return };
-            let user = open.user;
-            let request = OpenRequest { id: open.id, locator: open.locator };
+            let PendingOpen { user, identity_only, .. } = open;
+            let room = shared.config.copies.saturating_sub(shared.copies.load(Ordering::Relaxed));
+            let most_copied = (!identity_only).then_some(room);
+            let request = OpenRequest { id: open.id, locator: open.locator, most_copied };
             match running.channel.send(&request.encode(), &[], Wait::DontWait) {
                 Ok(()) => {
                     if running.in_flight.is_empty() {
                         running.since = now;
                     }
-                    let OpenRequest { id, locator } = request;
-                    running.in_flight.push_back(PendingOpen { id, locator, user });
+                    let OpenRequest { id, locator, .. } = request;
+                    let sent = PendingOpen { id, locator, user, identity_only };
+                    running.in_flight.push_back(sent);
                 }
                 Err(error) => {
-                    let OpenRequest { id, locator } = request;
-                    self.waiting.give_back(PendingOpen { id, locator, user });
+                    let OpenRequest { id, locator, .. } = request;
+                    let unsent = PendingOpen { id, locator, user, identity_only };
+                    self.waiting.give_back(unsent);
                     if error.kind() != io::ErrorKind::WouldBlock {
                         // It ended while idle; requests in flight are sent to the next one.
                         if let Some(running) = self.running.take() {

@@ -1,8 +1,31 @@
 //! An opened file, as the daemon holds it.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::shares::Owner;
 use crate::channel::Envelope;
 use crate::identity::{FileIdentity, IdentityTrust};
+
+/// The bytes of a copy, counted while it is there.
+#[derive(Debug)]
+pub(super) struct Copied {
+    all: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Copied {
+    pub fn new(all: &Arc<AtomicU64>, bytes: u64) -> Self {
+        all.fetch_add(bytes, Ordering::Relaxed);
+        Self { all: all.clone(), bytes }
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
 
 /// An opened file of a target. Holds it open (also when it is deleted) without being able to
 /// touch it: only a worker can.
@@ -12,7 +35,7 @@ pub struct OpenFile {
     pub(super) identity: FileIdentity,
     pub(super) trust: IdentityTrust,
     pub(super) deleted: bool,
-    pub(super) copied: bool,
+    pub(super) copy: Option<Copied>,
     pub(super) owner: u32,
     /// Whose time of workers it takes.
     pub(super) share: Owner,
@@ -41,8 +64,10 @@ impl OpenFile {
         self.share
     }
 
-    /// A copy in memory of a file that may hang its reader; better not kept for long.
+    /// A copy in memory of a file that may hang its reader. There is room for [`Config::copies`].
+    ///
+    /// [`Config::copies`]: super::Config::copies
     pub fn is_copy(&self) -> bool {
-        self.copied
+        self.copy.is_some()
     }
 }

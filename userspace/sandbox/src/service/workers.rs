@@ -249,7 +249,7 @@ impl WorkerPool {
             let risky = job
                 .files
                 .iter()
-                .any(|file| file.trust != IdentityTrust::Persistent && !file.copied);
+                .any(|file| file.trust != IdentityTrust::Persistent && !file.is_copy());
             if risky && stuck >= shared.config.max_stuck {
                 outcomes.push((job, Err(FileError::TooManyStuck(stuck))));
                 continue;
