@@ -14,6 +14,7 @@ use foldhash::fast::RandomState;
 use strata_agent::code_address::CodeAddress;
 use strata_agent::frame::NamedFrame;
 use strata_agent::image_id::ImageId;
+use strata_agent::processes::mapped::FileId;
 use strata_profile::{LateKey, is_unnamed};
 
 use crate::late::Keys;
@@ -90,6 +91,8 @@ const FORGOTTEN_AFTER: u32 = 40;
 const MOST_GENERATED: usize = 8 << 20;
 const MOST_GENERATED_IN_ALL: usize = 64 << 20;
 const LEAST_GENERATED: usize = 256 << 10;
+/// Those of one mapped file: inlined functions may be many.
+const MOST_OF_A_FILE: usize = 16 << 20;
 
 impl KnownSymbols {
     /// Keeps at most so many symbols.
@@ -286,8 +289,12 @@ impl KnownSymbols {
             self.known.retain(|_, known| known.used >= oldest || known.used == self.flush);
         }
         if self.is_bounded() {
-            self.bound_generated();
+            self.bound_names();
         }
+        self.evict_what_is_of_none();
+    }
+
+    fn evict_what_is_of_none(&mut self) {
         let known = &self.known;
         self.by_caller
             .retain(|(place, caller), _| known.contains_key(place) && known.contains_key(caller));
@@ -296,32 +303,49 @@ impl KnownSymbols {
         give_back(&mut self.by_caller);
     }
 
-    /// Evicts names of generated code from processes with more than their share: those that were not
-    /// used in this flush, and if that is not enough, all.
-    fn bound_generated(&mut self) {
-        let mut bytes = self.generated_bytes();
-        let share = MOST_GENERATED_IN_ALL / bytes.len().max(1);
-        let most = share.clamp(LEAST_GENERATED, MOST_GENERATED);
-        bytes.retain(|_, bytes| *bytes > most);
-        if bytes.is_empty() {
+    /// Evicts names from processes and files with more than their share: those that were not used in
+    /// this flush, and if that is not enough, all.
+    fn bound_names(&mut self) {
+        let over = self.over_their_share();
+        if over.is_empty() {
             return;
         }
-        let flush = self.flush;
-        self.known.retain(|place, known| {
-            known.used == flush || !is_generated_of(place, |at| bytes.contains_key(&at))
-        });
-        let mut bytes = self.generated_bytes();
-        bytes.retain(|_, bytes| *bytes > most);
-        self.known.retain(|place, _| !is_generated_of(place, |at| bytes.contains_key(&at)));
+        self.evict_unused(&over);
+        let over = self.over_their_share();
+        self.known.retain(|place, _| !owner_of(place).is_some_and(|owner| over.contains(&owner)));
     }
 
-    /// By image: what the names of its generated code take; shared ones are counted once.
-    fn generated_bytes(&self) -> HashMap<ImageId, usize> {
-        let mut bytes: HashMap<ImageId, usize> = HashMap::new();
+    fn evict_unused(&mut self, over: &HashSet<NamesOwner>) {
+        let flush = self.flush;
+        self.known.retain(|place, known| {
+            known.used == flush || !owner_of(place).is_some_and(|owner| over.contains(&owner))
+        });
+    }
+
+    fn over_their_share(&self) -> HashSet<NamesOwner> {
+        let bytes = self.bytes_of_names();
+        let is_process = |owner: &&NamesOwner| matches!(owner, NamesOwner::Process(_));
+        let share = MOST_GENERATED_IN_ALL / bytes.keys().filter(is_process).count().max(1);
+        let share = share.clamp(LEAST_GENERATED, MOST_GENERATED);
+        let most = |owner: &NamesOwner| match owner {
+            NamesOwner::Process(_) => share,
+            NamesOwner::File(_) => MOST_OF_A_FILE,
+        };
+        bytes
+            .into_iter()
+            .filter(|(owner, bytes)| *bytes > most(owner))
+            .map(|(owner, _)| owner)
+            .collect()
+    }
+
+    /// What the names of generated code and of files take; shared ones are counted once.
+    fn bytes_of_names(&self) -> HashMap<NamesOwner, usize> {
+        let mut bytes: HashMap<NamesOwner, usize> = HashMap::new();
         let mut counted: HashSet<*const str, RandomState> = HashSet::default();
         for (place, known) in &self.known {
-            let CodeAddress::Generated { image, .. } = place else { continue };
-            let own = bytes.entry(*image).or_default();
+            let Some(owner) = owner_of(place) else { continue };
+            let own = bytes.entry(owner).or_default();
+            *own += known.symbolized.frames.len() * size_of::<NamedFrame>();
             for frame in &known.symbolized.frames {
                 for text in [&frame.name, &frame.system_name, &frame.file] {
                     if counted.insert(Arc::as_ptr(text)) {
@@ -351,16 +375,27 @@ impl KnownSymbols {
         });
     }
 
-    /// Everything but the symbols of the last flush.
+    /// Everything but the symbols of the last flush, whose profiles may not be built yet.
     pub fn shed(&mut self) {
         let flush = self.flush;
         self.known.retain(|_, known| known.used == flush);
-        self.make_room();
+        self.evict_what_is_of_none();
     }
 }
 
-fn is_generated_of(place: &CodeAddress, is_one: impl Fn(ImageId) -> bool) -> bool {
-    matches!(place, CodeAddress::Generated { image, .. } if is_one(*image))
+/// Who chooses the names of a place.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum NamesOwner {
+    Process(ImageId),
+    File(FileId),
+}
+
+fn owner_of(place: &CodeAddress) -> Option<NamesOwner> {
+    match place {
+        CodeAddress::Generated { image, .. } => Some(NamesOwner::Process(*image)),
+        CodeAddress::File { file, .. } => Some(NamesOwner::File(*file)),
+        _ => None,
+    }
 }
 
 /// A table that is mostly empty gives its memory back.
@@ -376,6 +411,7 @@ fn bounded(mut frames: Vec<NamedFrame>) -> Vec<NamedFrame> {
     // The outermost function is the one that was compiled.
     if frames.len() > MOST_FRAMES {
         frames.drain(..frames.len() - MOST_FRAMES);
+        frames.shrink_to_fit();
     }
     for frame in &mut frames {
         for text in [&mut frame.name, &mut frame.system_name, &mut frame.file] {

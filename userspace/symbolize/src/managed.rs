@@ -14,6 +14,7 @@ use strata_sandbox::{
 };
 
 use super::assemblies::{ProcessFiles, Source};
+use super::native::is_of_owner;
 use crate::file_client::Ask;
 use crate::{NamedFrame, Shortfalls};
 use strata_agent::managed::names::{self, Described};
@@ -48,16 +49,22 @@ pub fn lines(
     shortfalls: &mut Shortfalls,
 ) -> Vec<LineOf> {
     let mut found = vec![LineOf::Nowhere; described.len()];
-    let mut wanted: BTreeMap<&Arc<str>, Vec<(usize, IlPlace)>> = BTreeMap::new();
+    // By path and id.
+    let mut wanted: BTreeMap<_, Vec<(usize, IlPlace)>> = BTreeMap::new();
     for (at, (_, described)) in described.iter().enumerate() {
         if let Some(Statement { method, start, .. }) = described.il {
             let place = IlPlace { token: method, il_offset: start };
-            wanted.entry(&described.module).or_default().push((at, place));
+            wanted.entry((&described.module, described.mvid)).or_default().push((at, place));
         }
     }
-    for (module, places) in wanted {
+    for ((module, mvid), places) in wanted {
         let il: Vec<IlPlace> = places.iter().map(|(_, place)| *place).collect();
-        let lines = lines_of(service, files, module, &il, shortfalls);
+        let lines = match loaded_assembly(service, files, module, mvid, shortfalls) {
+            Some((assembly, facts)) => {
+                lines_of(service, files, module, assembly, &facts, &il, shortfalls)
+            }
+            None => vec![None; il.len()],
+        };
         let is_late = service.is_late();
         for ((at, _), line) in places.iter().zip(lines) {
             let Some(found) = found.get_mut(*at) else { continue };
@@ -74,31 +81,60 @@ pub fn lines(
 /// A document and a line in it, if the PDB has one.
 type Line = Option<(Arc<str>, u32)>;
 
+/// The assembly that a module was loaded from, unless another build lies there by now.
+fn loaded_assembly(
+    service: &mut dyn Ask,
+    files: &mut ProcessFiles,
+    module: &str,
+    mvid: [u8; 16],
+    shortfalls: &mut Shortfalls,
+) -> Option<(Source, ManagedFacts)> {
+    let assembly = files.assembly(service, module)?;
+    let facts = facts_of(service, &assembly)?;
+    // Without one the runtime reported none.
+    if mvid != [0; 16] && facts.mvid != Some(mvid) {
+        shortfalls.problem(format!(
+            "{module}: the file there is another build than the one that runs: no lines"
+        ));
+        return None;
+    }
+    Some((assembly, facts))
+}
+
+fn facts_of(service: &mut dyn Ask, assembly: &Source) -> Option<ManagedFacts> {
+    let request = Request::ManagedFacts { file: assembly.file.clone(), part: assembly.part };
+    match service.ask(request) {
+        Ok(Reply::ManagedFacts(facts)) => Some(facts),
+        _ => None,
+    }
+}
+
 /// Document and line of IL of an assembly, for each place, if its PDB is there.
 fn lines_of(
     service: &mut dyn Ask,
     files: &mut ProcessFiles,
     module: &str,
+    assembly: Source,
+    facts: &ManagedFacts,
     places: &[IlPlace],
     shortfalls: &mut Shortfalls,
 ) -> Vec<Line> {
     let nothing = vec![None; places.len()];
-    let Some(assembly) = files.assembly(service, module) else { return nothing };
-    let request = Request::ManagedFacts { file: assembly.file.clone(), part: assembly.part };
-    let Ok(Reply::ManagedFacts(facts)) = service.ask(request) else { return nothing };
     let Some(pdb) = &facts.pdb else { return nothing };
+    let owner = assembly.file.owner();
     let mut why_not = None;
     if facts.has_embedded_pdb
         && let Some(lines) = ask_lines(service, assembly, pdb.id, places, &mut why_not)
     {
         return lines;
     }
-    for path in pdb_paths(Path::new(module), &facts) {
+    for path in pdb_paths(Path::new(module), facts) {
         let found = files.inside(service, &path).or_else(|| {
             let path = files.path_of(path.to_str()?)?;
             files.open(service, &path)
         });
         if let Some(found) = found
+            && is_of_owner(&found.file, owner)
             && let Some(lines) = ask_lines(service, found, pdb.id, places, &mut why_not)
         {
             return lines;
@@ -202,7 +238,14 @@ pub fn resolve_assembly(
                 .collect();
             if !il.is_empty() {
                 let places: Vec<IlPlace> = il.iter().map(|(_, place)| *place).collect();
-                let lines = lines_of(service, files, module, &places, shortfalls);
+                // By its path another build may be found by now.
+                let mapped = Source { file: file.clone(), part };
+                let lines = match facts_of(service, &mapped) {
+                    Some(facts) => {
+                        lines_of(service, files, module, mapped, &facts, &places, shortfalls)
+                    }
+                    None => vec![None; places.len()],
+                };
                 for ((at, _), line) in il.iter().zip(lines) {
                     if let (Some([frame]), Some((file, line))) =
                         (frames.get_mut(*at).map(Vec::as_mut_slice), line)

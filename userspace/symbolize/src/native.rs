@@ -5,10 +5,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use strata_profile::FrameKind;
-use strata_sandbox::{FileFacts, Locator, OpenFile, ProcessRef, Reply, Request};
+use strata_sandbox::{
+    FileError, FileFacts, Locator, OpenFile, ProcessRef, Reply, Request, Symbols,
+};
 use strata_symbols::{Options, Resolved, debug_files};
 
 use crate::file_client::Ask;
+
+/// The superuser's number.
+const ROOT: u32 = 0;
+
 use crate::{ModuleInfo, NamedFrame, Shortfalls};
 
 /// A file whose offsets want names.
@@ -78,15 +84,19 @@ pub fn resolve(
     let options = service.options();
     // Lines of Go are not in DWARF, and cost nothing.
     let dwarf_limit = if wanted.lines { options.dwarf_limit } else { 0 };
-    let request = Request::Symbolize {
-        file: wanted.file.clone(),
-        debug,
-        addresses: addresses.clone(),
-        options: Options { dwarf_limit, ..options },
-    };
-    let symbols = match service.ask(request) {
-        Ok(Reply::Symbols(symbols)) => symbols,
-        Ok(_) => return None,
+    let options = Options { dwarf_limit, ..options };
+    let has_debug = debug.is_some();
+    let mut answer = symbolize(service, &wanted.file, debug, &addresses, options);
+    if has_debug
+        && let Err(error) = &answer
+        && !service.is_late()
+    {
+        // The file's own symbols are worth more than none.
+        shortfalls.problem(format!("{path}: its debug file: {error}"));
+        answer = symbolize(service, &wanted.file, None, &addresses, options);
+    }
+    let symbols = match answer {
+        Ok(symbols) => symbols,
         Err(error) => {
             shortfalls.problem(format!("{path}: {error}"));
             return None;
@@ -105,6 +115,40 @@ pub fn resolve(
     let frames = |address| (address, frames_of(resolved.next().unwrap_or_default(), &module));
     let without_lines = symbols.without_lines;
     Some(Named { frames: addresses.into_iter().map(frames).collect(), without_lines })
+}
+
+/// Names and lines of addresses; in parts where the names of all are too long for one answer.
+fn symbolize(
+    service: &mut dyn Ask,
+    file: &Arc<OpenFile>,
+    debug: Option<Arc<OpenFile>>,
+    addresses: &[u64],
+    options: Options,
+) -> Result<Symbols, FileError> {
+    let request = Request::Symbolize {
+        file: file.clone(),
+        debug: debug.clone(),
+        addresses: addresses.to_vec(),
+        options,
+    };
+    match service.ask(request) {
+        Ok(Reply::Symbols(symbols)) => Ok(symbols),
+        Ok(_) => Err(FileError::InvalidRequest("an answer to another question")),
+        Err(FileError::ReplyTooLarge(_)) if addresses.len() > 1 => {
+            let (first, second) = addresses.split_at(addresses.len() / 2);
+            let mut all = symbolize(service, file, debug.clone(), first, options)?;
+            let rest = symbolize(service, file, debug, second, options)?;
+            all.resolved.extend(rest.resolved);
+            for problem in rest.problems {
+                if !all.problems.contains(&problem) {
+                    all.problems.push(problem);
+                }
+            }
+            all.without_lines |= rest.without_lines;
+            Ok(all)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// A function without a symbol has one made of where it begins, so that its addresses are one function.
@@ -145,6 +189,12 @@ fn describe(module: &mut ModuleInfo, facts: &FileFacts) {
     }
 }
 
+/// Whether a file may say what is in another one of this owner: all processes that map that one get
+/// the names, and what identifies it can be copied by anyone.
+pub(crate) fn is_of_owner(file: &OpenFile, owner: u32) -> bool {
+    [ROOT, owner].contains(&file.owner())
+}
+
 /// The first candidate that exists and belongs to the file.
 fn find_debug_file(
     service: &mut dyn Ask,
@@ -165,6 +215,9 @@ fn find_debug_file(
     let link_crc = facts.debug_link.as_ref().map(|link| link.crc);
     for reply in opened {
         let Ok(Reply::Opened(candidate)) = reply else { continue };
+        if !is_of_owner(&candidate, wanted.file.owner()) {
+            continue;
+        }
         let fits = service.ask(Request::Fits {
             candidate: candidate.clone(),
             build_id: facts.build_id.clone(),

@@ -20,7 +20,7 @@ use strata_symbols::Resolver;
 
 use crate::assemblies::{ProcessFiles, Program};
 use crate::file_client::Ask;
-use crate::jit::{self, Allowance, JitFiles, Names};
+use crate::jit::{Allowance, JitFiles, Names};
 use crate::kernel::{self, KernelTable};
 use crate::managed::{self, GeneratedCode, Precompiled};
 use crate::related::About;
@@ -263,9 +263,12 @@ impl FileWork {
                 shortfalls,
             );
             let module = pseudo_module(&name);
-            let symbols = self.offsets.iter().zip(frames).map(|(&offset, frames)| {
-                self.symbol(offset, offset, &module, frames, Lasting::ForGood)
-            });
+            let lasting = lasting_now(context);
+            let symbols = self
+                .offsets
+                .iter()
+                .zip(frames)
+                .map(|(&offset, frames)| self.symbol(offset, offset, &module, frames, lasting));
             outcome.symbols.extend(symbols);
             return;
         }
@@ -314,9 +317,17 @@ impl FileWork {
         }
         let program = Program { file: self.opened.clone(), path: self.path.clone() };
         let mut files = ProcessFiles::new(self.process, Some(program));
+        let mut left = wanted.to_vec();
         for (part, path) in managed::parts_of_bundle(context, &self.opened, wanted) {
+            // A bundle may list parts over each other, as many as it likes.
             let inside = |offset: &u64| offset.wrapping_sub(part.offset) < part.length;
-            let offsets: Vec<u64> = wanted.iter().copied().filter(inside).collect();
+            let offsets: Vec<u64> = left.extract_if(.., |offset| inside(offset)).collect();
+            if offsets.is_empty() {
+                continue;
+            }
+            if context.is_late() {
+                return;
+            }
             let assembly = Precompiled { file: &self.opened, part: Some(part), module: &path };
             let shortfalls = &mut outcome.shortfalls;
             let frames = managed::resolve_assembly(
@@ -328,12 +339,18 @@ impl FileWork {
                 shortfalls,
             );
             let module = pseudo_module(&path);
+            let lasting = lasting_now(context);
             for (offset, frames) in offsets.into_iter().zip(frames) {
-                let symbol = self.symbol(offset, offset, &module, frames, Lasting::ForGood);
+                let symbol = self.symbol(offset, offset, &module, frames, lasting);
                 outcome.symbols.push(symbol);
             }
         }
     }
+}
+
+/// How long names hold whose lines were asked for: where there was no time, they may come later.
+fn lasting_now(context: &dyn Context) -> Lasting {
+    if context.is_late() { Lasting::UntilNext } else { Lasting::ForGood }
 }
 
 /// Generated code of one process.
@@ -419,6 +436,8 @@ impl GeneratedWork {
         if !self.others.is_empty() {
             self.symbolize_others(context, outcome);
         }
+        // Also where none of its code was asked about: it would be read again from its beginning.
+        outcome.jit = Some((self.image, std::mem::take(&mut self.jit)));
         let mut files = ProcessFiles::new(self.process, self.program.take());
         let found = managed::lines(context, &mut files, &self.described, &mut outcome.shortfalls);
         self.program = files.into_program();
@@ -438,7 +457,15 @@ impl GeneratedWork {
     }
 
     fn symbolize_others(&mut self, context: &mut dyn Context, outcome: &mut Outcome) {
-        self.jit.read_on(context, self.pid, self.credentials, self.dump.as_ref(), self.allowance);
+        let dump = self.dump.as_ref();
+        let is_whole = self.jit.read_on(context, self.pid, self.credentials, dump, self.allowance);
+        if !is_whole {
+            let pid = self.pid;
+            outcome.shortfalls.problem(format!(
+                "process {pid}: the symbols of its JIT compiler take too much memory: code that was \
+                 made later has no names"
+            ));
+        }
         let (module, mut modules) = (pseudo_module(UNNAMED_CODE), Modules::default());
         let longest = if self.merges_unnamed { LONGEST_NAME } else { usize::MAX };
         let mut names = Names::new(&self.jit, longest);
@@ -453,6 +480,7 @@ impl GeneratedWork {
                 &self.ancestors,
                 &nameless,
                 self.allowance,
+                longest,
             ),
         };
         for (code, own) in self.others.iter().zip(own) {
@@ -463,7 +491,7 @@ impl GeneratedWork {
                 None => code.of_runtime && self.all_known,
             };
             let stub = || is_stub.then(|| managed::runtime_stub(code.stub.flatten()));
-            let of_ancestor = || Some(jit::frame(inherited.get(&code.address)?, "", 0, longest));
+            let of_ancestor = || inherited.get(&code.address).cloned();
             let assembly = own.as_ref().and_then(|own| own.assembly.clone());
             let own = own.map(|own| own.frame);
             let symbol = match own.or_else(of_ancestor).or_else(stub) {
@@ -478,7 +506,6 @@ impl GeneratedWork {
             };
             outcome.symbols.push(symbol);
         }
-        outcome.jit = Some((self.image, std::mem::take(&mut self.jit)));
     }
 }
 
