@@ -189,11 +189,22 @@ fn accessor(name: &str, shape: Shape) -> Option<String> {
         "raise" => (true, "raise"),
         _ => return None,
     };
-    if !fits || property.is_empty() {
+    if !fits || property.is_empty() || is_snake_case(kind, property, shape) {
         return None;
     }
     let is_indexer = property == "Item" && matches!(kind, "get" | "set" | "init");
     Some(format!("{}.{kind}", if is_indexer { "this[]" } else { property }))
+}
+
+/// Whether what looks like an accessor is a method of a person who writes names so: `get_user_name`,
+/// `raise_error`. Properties may begin with a small letter, above all those of F#; but in the middle of
+/// a name they have capitals, and only `Item` has an index.
+fn is_snake_case(kind: &str, property: &str, shape: Shape) -> bool {
+    let own_parameters = usize::from(kind != "get");
+    property.starts_with(char::is_lowercase)
+        && (property.contains('_')
+            || kind == "raise"
+            || shape.parameters.is_some_and(|count| count > own_parameters))
 }
 
 /// Interfaces with several arguments have no space after the comma.
