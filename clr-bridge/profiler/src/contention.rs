@@ -114,6 +114,9 @@ impl Contention {
     }
 }
 
+/// No thread's number: its place is being taken.
+const TAKEN: u64 = u64::MAX;
+
 impl Tables {
     fn places(&self, thread: u32) -> impl Iterator<Item = &Wait> {
         let first = mix(u64::from(thread)) as usize;
@@ -128,12 +131,18 @@ impl Tables {
             self.places(thread).find(|wait| {
                 let there = wait.thread.load(Ordering::Relaxed);
                 let since = wait.since.load(Ordering::Relaxed);
-                let is_free = there == 0 || now.saturating_sub(since) > ABANDONED;
-                is_free
+                let is_given_up = there != TAKEN && now.saturating_sub(since) > ABANDONED;
+                let is_taken = (there == 0 || is_given_up)
                     && wait
                         .thread
-                        .compare_exchange(there, number, Ordering::AcqRel, Ordering::Relaxed)
-                        .is_ok()
+                        .compare_exchange(there, TAKEN, Ordering::AcqRel, Ordering::Relaxed)
+                        .is_ok();
+                if is_taken {
+                    // Until then it looks given up, and another thread could take it.
+                    wait.since.store(now, Ordering::Relaxed);
+                    wait.thread.store(number, Ordering::Release);
+                }
+                is_taken
             })
         })
     }

@@ -31,8 +31,20 @@ impl Repeated {
     pub fn is(&self, thread: u64, id: u32, data: &[u8]) -> bool {
         let thread = mix(thread);
         let event = digest(thread ^ u64::from(id), data);
-        let place = self.last.get(thread as usize % PLACES);
-        place.is_some_and(|place| place.swap(event, Ordering::Relaxed) == event)
+        self.place(thread).is_some_and(|place| place.swap(event, Ordering::Relaxed) == event)
+    }
+
+    /// An event came that is of no use: an equal one after it is another. A large array that a thread
+    /// makes, drops and makes again may lie where the one before was, with the collection that another
+    /// thread made in between.
+    pub fn interrupt(&self, thread: u64) {
+        if let Some(place) = self.place(mix(thread)) {
+            place.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn place(&self, thread: u64) -> Option<&AtomicU64> {
+        self.last.get(thread as usize % PLACES)
     }
 }
 
@@ -61,6 +73,16 @@ mod tests {
         assert!(!repeated.is(1, 81, b"date"));
         assert!(!repeated.is(1, 81, b"date\0"));
         assert!(!repeated.is(1, 81, b"date"), "another came in between");
+    }
+
+    #[test]
+    fn an_equal_event_after_one_of_no_use_is_another() {
+        let repeated = Repeated::new();
+        for _ in 0..3 {
+            assert!(!repeated.is(1, 10, b"data"));
+            assert!(repeated.is(1, 10, b"data"), "the second session's");
+            repeated.interrupt(1);
+        }
     }
 
     #[test]

@@ -82,7 +82,8 @@ pub fn destroyed(session: &Session, id: usize) {
     let Some(position) = list.iter().position(|thread| thread.id == id) else { return };
     let gone = list.swap_remove(position);
     drop(list);
-    if session.is_reporting() {
+    // Also while there is no reader: its place and its labels are not the next thread's.
+    if gone.tid != 0 {
         session.remove_context(gone.tid);
     }
     if gone.reported {

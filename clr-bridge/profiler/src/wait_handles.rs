@@ -29,6 +29,8 @@ const ABANDONED: u64 = 60_000_000_000;
 const HANDLE: u8 = 0;
 /// A source that the runtime does not have: the thread waits for a lock.
 const LOCK: u8 = u8::MAX;
+/// No thread's word: its place is being taken.
+const TAKEN: u64 = u64::MAX;
 /// The low bits of a place's first word.
 const SOURCE_BITS: u32 = 8;
 
@@ -133,13 +135,15 @@ impl WaitHandles {
                 let there = place.thread.load(Ordering::Acquire);
                 let since = place.since.load(Ordering::Relaxed);
                 let is_given_up = since < from || now.saturating_sub(since) > longest;
-                if (there == 0 || is_given_up)
+                if (there == 0 || there != TAKEN && is_given_up)
                     && place
                         .thread
-                        .compare_exchange(there, word, Ordering::AcqRel, Ordering::Relaxed)
+                        .compare_exchange(there, TAKEN, Ordering::AcqRel, Ordering::Relaxed)
                         .is_ok()
                 {
+                    // Until then it looks given up, and another thread could take it.
                     place.since.store(now, Ordering::Relaxed);
+                    place.thread.store(word, Ordering::Release);
                     return begun;
                 }
             }

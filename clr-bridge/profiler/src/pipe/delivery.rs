@@ -84,6 +84,7 @@ pub fn delivered(session: &Session, provider: usize, event: &Event<'_>) {
     }
     // Others of the same level and keywords come too, some within a pause and for each pinned object.
     if !is_used(id) {
+        events.repeated.interrupt(tasks::key());
         return;
     }
     if !is_of_the_runtime(session, provider) || events.repeated.is(tasks::key(), id, data) {

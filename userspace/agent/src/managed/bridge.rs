@@ -5,6 +5,8 @@
 //! [`MapsReader`].
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -14,7 +16,7 @@ use strata_bridge_protocol::objects::ObjectTable;
 use strata_bridge_protocol::record::RawRecord;
 use strata_bridge_protocol::status::Count;
 use strata_clr::loading::LoadError;
-use strata_clr::session::{Budget, Consumer, Holder, Life, Loss, SessionError, Which};
+use strata_clr::session::{Budget, Consumer, Holder, Life, Loss, Question, SessionError, Which};
 use strata_clr::{
     AttachError, AttachOptions, Deadline, Session, SessionOptions, SocketError, Stuck, Target,
 };
@@ -101,7 +103,7 @@ pub struct Bridges {
     receiver: Receiver<Arrival>,
     /// Runtimes that cannot be attached to may be asked to write a perf map instead, only for the
     /// duration of a recording, because the map grows.
-    pub may_write_perf_maps: bool,
+    may_write_perf_maps: Arc<AtomicBool>,
 }
 
 impl Default for Bridges {
@@ -116,12 +118,26 @@ impl Default for Bridges {
             next_turn: 0,
             sender,
             receiver,
-            may_write_perf_maps: true,
+            may_write_perf_maps: Arc::new(AtomicBool::new(true)),
         }
     }
 }
 
 impl Bridges {
+    /// No runtime is asked to write a perf map any more, also by an attach under way.
+    pub fn forbid_perf_maps(&self) {
+        self.may_write_perf_maps.store(false, Ordering::SeqCst);
+    }
+
+    /// Stops the perf maps of runtimes that were asked for one as the recording ended.
+    pub fn stop_late_perf_maps(&self) {
+        while let Ok(arrival) = self.receiver.try_recv() {
+            if let Err(Refusal { writes_perf_map: true, .. }) = arrival.outcome {
+                stop_perf_map(arrival.pid);
+            }
+        }
+    }
+
     /// Connects to a process's bridge; with `attach`, loads it when it is not there.
     pub fn reach(&mut self, pid: u32, image: ImageId, attach: bool) {
         // An attach under way completes, and is used by the next recording that wants it.
@@ -186,11 +202,11 @@ impl Bridges {
             && let Some(Waiting { pid, image, attach, owner }) = self.take_next()
         {
             let sender = self.sender.clone();
-            let may_write = attach && self.may_write_perf_maps;
+            let may_write = self.may_write_perf_maps.clone();
             let reach = move || {
                 let outcome = reach(pid, attach)
                     .map(Box::new)
-                    .map_err(|error| instead(pid, may_write, &error));
+                    .map_err(|error| instead(pid, attach, &may_write, &error));
                 // There is no receiver when the recording has ended meanwhile.
                 let _ = sender.send(Arrival { pid, image, attach, outcome, is_withdrawn: false });
             };
@@ -261,7 +277,8 @@ fn loads_it_itself(pid: u32) -> bool {
 }
 
 /// Where the bridge may not be loaded, a runtime that can is asked to write a perf map.
-fn instead(pid: u32, may_write: bool, error: &AttachError) -> Refusal {
+fn instead(pid: u32, attach: bool, allowed: &AtomicBool, error: &AttachError) -> Refusal {
+    let may_write = attach && allowed.load(Ordering::SeqCst);
     let hangs =
         matches!(error, AttachError::Stuck(_) | AttachError::Session(SessionError::Stuck(_)));
     let is_passing = matches!(
@@ -283,7 +300,15 @@ fn instead(pid: u32, may_write: bool, error: &AttachError) -> Refusal {
         && !writes_one
         && process
             .filter(|process| process.version.is_none_or(|version| version.major >= 8))
-            .is_some_and(|process| strata_clr::enable_perf_map(&process).is_ok());
+            .is_some_and(|process| {
+                let is_enabled = strata_clr::enable_perf_map(&process).is_ok();
+                // The recording has ended meanwhile, and stops no other.
+                if is_enabled && !allowed.load(Ordering::SeqCst) {
+                    stop_perf_map(pid);
+                    return false;
+                }
+                is_enabled
+            });
     let is_switched_off = matches!(
         error,
         AttachError::Load(LoadError::Socket(
@@ -318,6 +343,11 @@ pub enum Update<'a> {
     /// All has been read that was in the log when reading began, or at the last gap: what was not
     /// reported again since the gap has ended.
     CaughtUp,
+    /// There is no answer to the request for an IL map.
+    Unanswered {
+        function: u64,
+        start: u64,
+    },
 }
 
 /// Takes what is read. A record with an error counts as malformed.
@@ -412,6 +442,11 @@ impl Bridge {
             };
             if read.caught_up {
                 taking.take(Update::CaughtUp);
+            }
+            for (question, _) in read.unanswered {
+                if let Question::IlMap { function, start, .. } = question {
+                    taking.take(Update::Unanswered { function, start });
+                }
             }
             *taking.lag = taking.lag.after(read.caught_up, read.at_end);
             self.is_at_end = read.at_end;

@@ -222,8 +222,10 @@ fn limits_of_kept(kept: usize, is_bounded: bool) -> names::Limits {
 
 impl Managed {
     pub fn new(policy: Policy, signatures: bool) -> Self {
-        let mut bridges = Bridges::default();
-        bridges.may_write_perf_maps = policy != Policy::AsTold;
+        let bridges = Bridges::default();
+        if policy == Policy::AsTold {
+            bridges.forbid_perf_maps();
+        }
         Self {
             policy,
             signatures,
@@ -657,6 +659,7 @@ impl Managed {
 
     /// The end: the last answers are waited for, and every bridge that was attached is detached.
     pub fn finish(&mut self, aggregate: &Aggregate) {
+        self.bridges.forbid_perf_maps();
         self.ask_about_new_places(aggregate);
         let deadline = Instant::now() + LAST_ANSWERS;
         for target in self.targets.values_mut() {
@@ -706,8 +709,12 @@ impl Managed {
 
     /// After everything is symbolized: runtimes that were asked to write a perf map can stop.
     pub fn release(&self) {
+        self.bridges.stop_late_perf_maps();
         for target in self.targets.values() {
-            if let State::Refused(Refusal { writes_perf_map: true, .. }) = target.state {
+            if let State::Refused(Refusal { writes_perf_map: true, .. }) = target.state
+                // Its number may be another process's.
+                && target.ended.is_none()
+            {
                 bridge::stop_perf_map(target.pid);
             }
         }

@@ -27,8 +27,8 @@ use super::methods::{Method, Methods};
 use super::modules::{Module, ModuleIndex, Modules};
 use super::names::{Described, SampledMethod};
 use super::stubs::{self, Stub};
-use super::text_bytes;
 use super::threads::ThreadNames;
+use super::{MOST_DOMAINS, text_bytes};
 use crate::hash::{HashMap, HashSet};
 
 const MAX_METHODS: usize = MAX_SPANS;
@@ -38,6 +38,8 @@ pub const MAX_BYTES: usize = 256 << 20;
 const MAX_CODE: u32 = 64 << 10;
 /// What an IL map costs besides its entries.
 const IL_MAP: usize = 100;
+/// The AppDomains of a process of which a record is kept. Of more than [`MOST_DOMAINS`] none is used.
+const MAX_DOMAINS: usize = 2 * MOST_DOMAINS;
 /// What the frame of a function costs.
 const FRAME: usize = 2 * size_of::<(u64, u32)>();
 
@@ -54,6 +56,32 @@ struct Confirmed {
     is_incomplete: bool,
 }
 
+/// What an AppDomain's record takes.
+fn domain_bytes(domain: &AppDomainRecord) -> usize {
+    let texts = [&domain.name, &domain.service, &domain.environment, &domain.version];
+    size_of::<AppDomainRecord>() + texts.into_iter().map(|text| text_bytes(text)).sum::<usize>()
+}
+
+/// A requested IL map. During a long collection, or where its log is full, a bridge gives no answer.
+enum Requested {
+    Pending { earlier: u8 },
+    Unanswered { times: u8 },
+    Map(IlMap),
+}
+
+/// A request without an answer is repeated so often.
+const MOST_REQUESTS: u8 = 4;
+
+impl Requested {
+    fn bytes(&self) -> usize {
+        let entries = match self {
+            Self::Map(map) => map.len(),
+            Self::Pending { .. } | Self::Unanswered { .. } => 0,
+        };
+        IL_MAP + entries * size_of::<IlMapEntry>()
+    }
+}
+
 #[derive(Default)]
 pub struct Runtime {
     pub code: CodeMap,
@@ -64,8 +92,8 @@ pub struct Runtime {
     /// By function: the frame of its unoptimised code, which code that replaces it while it runs
     /// is unwound by.
     frames: HashMap<u64, u32>,
-    /// IL maps that were requested, by method and start of the code; `None` until the answer.
-    il_maps: BTreeMap<(u32, u64), Option<IlMap>>,
+    /// IL maps that were requested, by method and start of the code.
+    il_maps: BTreeMap<(u32, u64), Requested>,
     addresses: Addresses,
     /// The era of the code when stubs were last found to be many.
     stubs_from: Option<u32>,
@@ -193,15 +221,14 @@ impl Runtime {
             Record::Module(module) => self.modules.loaded(module),
             Record::ModuleUnload(gone) => self.modules.unloaded(gone.module),
             Record::AppDomain(domain) => {
-                let size = |domain: &AppDomainRecord| {
-                    let texts =
-                        [&domain.name, &domain.service, &domain.environment, &domain.version];
-                    let texts = texts.into_iter().map(|text| text_bytes(text));
-                    size_of::<AppDomainRecord>() + texts.sum::<usize>()
-                };
-                self.bytes += size(&domain);
+                let is_known = self.domains.contains_key(&domain.id);
+                if !is_known && self.domains.len() >= MAX_DOMAINS {
+                    self.refused += 1;
+                    return;
+                }
+                self.bytes += domain_bytes(&domain);
                 let before = self.domains.insert(domain.id, domain);
-                self.uncount(before.map(|before| size(&before)));
+                self.uncount(before.map(|before| domain_bytes(&before)));
             }
             Record::IlMap(map) => self.il_map(map),
             Record::NotFound(unknown) => {
@@ -290,7 +317,7 @@ impl Runtime {
         // The answers may have been among them.
         self.addresses.forget_waiting();
         let before = self.il_maps.len();
-        self.il_maps.retain(|_, map| map.is_some());
+        self.il_maps.retain(|_, map| matches!(map, Requested::Map(_)));
         self.uncount(Some((before - self.il_maps.len()) * IL_MAP));
     }
 
@@ -331,12 +358,23 @@ impl Runtime {
         if self.methods.get(index).is_none_or(|method| method.function != record.function) {
             return;
         }
-        let size = |entries: usize| IL_MAP + entries * size_of::<IlMapEntry>();
-        self.bytes += size(record.entries.len());
-        let place = (index.0, record.start);
-        let before = self.il_maps.insert(place, Some(record.entries.into()));
-        let before = before.map(|map| size(map.map_or(0, |entries| entries.len())));
-        self.uncount(before);
+        let map = Requested::Map(record.entries.into());
+        self.bytes += map.bytes();
+        let before = self.il_maps.insert((index.0, record.start), map);
+        self.uncount(before.map(|before| before.bytes()));
+    }
+
+    /// There is no answer to a request: a later sample repeats it.
+    pub fn il_map_is_unanswered(&mut self, function: u64, start: u64) {
+        let Some(index) = self.code.method_from(start) else { return };
+        if self.methods.get(index).is_none_or(|method| method.function != function) {
+            return;
+        }
+        if let Some(requested) = self.il_maps.get_mut(&(index.0, start))
+            && let Requested::Pending { earlier } = *requested
+        {
+            *requested = Requested::Unanswered { times: earlier + 1 };
+        }
     }
 
     /// Forgets methods of which no code is kept.
@@ -351,9 +389,8 @@ impl Runtime {
         self.modules.remove_method(method.module);
         let of_method = (index.0, 0)..=(index.0, u64::MAX);
         while let Some((&place, _)) = self.il_maps.range(of_method.clone()).next() {
-            let map = self.il_maps.remove(&place).flatten();
-            let entries = map.map_or(0, |entries| entries.len());
-            self.uncount(Some(IL_MAP + entries * size_of::<IlMapEntry>()));
+            let requested = self.il_maps.remove(&place);
+            self.uncount(requested.map(|requested| requested.bytes()));
         }
     }
 
@@ -443,10 +480,16 @@ impl Runtime {
         let stubs: Vec<_> =
             stubs.filter_map(|address| Some((address, self.stub_at(address)?))).collect();
         let kept = sampled.into_iter().filter_map(|(place, method)| Some((place, method?)));
+        let mut domains = std::mem::take(&mut self.domains);
+        if domains.len() > MOST_DOMAINS {
+            // No sample names one of them.
+            domains.clear();
+        }
         *self = Self {
             kept: kept.collect(),
             addresses: Addresses::of_stubs(stubs.into_iter()),
-            domains: std::mem::take(&mut self.domains),
+            bytes: domains.values().map(domain_bytes).sum(),
+            domains,
             enumerated: self.enumerated,
             remarks: std::mem::take(&mut self.remarks),
             methods_told: self.methods_told,
@@ -472,16 +515,23 @@ impl Runtime {
     /// Notes that an IL map is requested; false when it was requested before.
     pub fn ask_il_map(&mut self, found: Found) -> bool {
         let place = (found.method.0, found.start);
-        let is_new = !self.il_maps.contains_key(&place);
-        if is_new {
-            self.il_maps.insert(place, None);
-            self.bytes += IL_MAP;
-        }
-        is_new
+        let earlier = match self.il_maps.get(&place) {
+            None => {
+                self.bytes += IL_MAP;
+                0
+            }
+            Some(Requested::Unanswered { times }) if *times < MOST_REQUESTS => *times,
+            Some(_) => return false,
+        };
+        self.il_maps.insert(place, Requested::Pending { earlier });
+        true
     }
 
     pub fn il_map_of(&self, found: Found) -> Option<&IlMap> {
-        self.il_maps.get(&(found.method.0, found.start))?.as_ref()
+        match self.il_maps.get(&(found.method.0, found.start))? {
+            Requested::Map(map) => Some(map),
+            Requested::Pending { .. } | Requested::Unanswered { .. } => None,
+        }
     }
 
     /// Notes that an address is requested; false when it was requested before.
@@ -644,6 +694,24 @@ mod tests {
         assert_eq!((runtime.methods.len(), runtime.frames.len(), runtime.il_maps.len()), (0, 0, 0));
         assert!(largest < 3 << 20, "{largest}");
         assert!(runtime.bytes() < 1 << 20, "{}", runtime.bytes());
+    }
+
+    #[test]
+    fn a_request_without_an_answer_is_repeated_a_few_times() {
+        let mut runtime = Runtime::default();
+        runtime.take_record(method(7, 0x1000), 1 << 20);
+        let at = found(&runtime, 0x1008);
+        for _ in 0..MOST_REQUESTS {
+            assert!(runtime.ask_il_map(at));
+            assert!(!runtime.ask_il_map(at), "it is pending");
+            runtime.il_map_is_unanswered(8, 0x1000);
+            assert!(!runtime.ask_il_map(at), "that was another function's");
+            runtime.il_map_is_unanswered(7, 0x1000);
+        }
+        assert!(!runtime.ask_il_map(at), "not for ever");
+        let map = IlMapRecord { function: 7, start: 0x1000, ..IlMapRecord::default() };
+        runtime.take_record(map, 1 << 20);
+        assert!(runtime.il_map_of(at).is_some(), "an answer that comes late holds");
     }
 
     #[test]

@@ -410,6 +410,9 @@ impl Target {
                     runtime.code.hold_era();
                 }
                 Update::CaughtUp => runtime.forget_unconfirmed(),
+                Update::Unanswered { function, start } => {
+                    runtime.il_map_is_unanswered(function, start);
+                }
             }
             Ok(())
         });
@@ -479,7 +482,7 @@ impl Target {
             names::affordable(&self.runtime, cache, &self.sampled, signatures, limits);
         self.lost += self.sampled.len().saturating_sub(kept.len()) as u64;
         self.runtime.keep_only(kept);
-        self.kept_bytes = bytes;
+        self.kept_bytes = bytes.saturating_add(self.runtime.bytes());
         self.ended = None;
     }
 
