@@ -164,6 +164,8 @@ pub struct Placed {
     directory: OwnedFd,
     name: String,
     file: OwnedFd,
+    /// Of the target, whose user removes it: a server may trust root with nothing.
+    status: Status,
     /// Its path as the target sees it.
     pub path: String,
 }
@@ -206,13 +208,14 @@ pub fn place(
     if deadline.has_passed() {
         return Ok(Err(RootError::TimedOut.into()));
     }
-    Ok(make(opened, name, path, library))
+    Ok(make(opened, name, path, status, library))
 }
 
 fn make(
     directory: OwnedFd,
     name: String,
     path: String,
+    status: &Status,
     library: &[u8],
 ) -> Result<Placed, Unusable> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -220,7 +223,7 @@ fn make(
     let mode = Mode::RUSR | Mode::XUSR;
     let file = openat2(&directory, &name, flags, mode, resolve).map_err(unusable)?;
     // From here on the guard removes it, also when writing fails.
-    let placed = Placed { directory, name, file, path };
+    let placed = Placed { directory, name, file, status: status.clone(), path };
     let mut left = library;
     while !left.is_empty() {
         match rustix::io::write(&placed.file, left) {
@@ -269,6 +272,7 @@ fn random_name() -> Option<String> {
 
 impl Drop for Placed {
     fn drop(&mut self) {
+        let _assumed = Assumed::user_of(&self.status);
         // Only the file that was made: the target may have replaced it under the same name.
         let wanted = StatxFlags::INO;
         let made = statx(&self.file, "", AtFlags::EMPTY_PATH, wanted);

@@ -139,7 +139,8 @@ pub fn find(
         // sockets of dead processes, but those have no listener.
         let candidates = names(directory.as_fd(), status.inner_pid, deadline);
         let listening = if candidates.is_empty() { Vec::new() } else { listening(target)? };
-        for name in candidates.iter().filter(|name| listening.contains(name)) {
+        let candidates = candidates.iter().filter(|name| listening.contains(name));
+        for name in candidates.take(MAX_CANDIDATES) {
             keep(root, name)?;
         }
     }
@@ -168,7 +169,6 @@ fn names(
         .filter_map(Result::ok)
         .map(|entry| entry.file_name().to_bytes().to_vec())
         .filter(|name| is_name_of(name, inner_pid))
-        .take(MAX_CANDIDATES)
         .collect()
 }
 
