@@ -23,7 +23,7 @@ second=/sys/devices/system/cpu/cpu1/online
 
 # Where strata's threads are, for the console, before the guest is stopped for being late.
 late() {
-    sleep 260
+    sleep 500
     for task in /proc/[0-9]*/task/[0-9]*; do
         case $(cat $task/comm) in
         strata* | known) ;;

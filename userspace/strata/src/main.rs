@@ -300,9 +300,17 @@ fn probe() -> Result<doctor::Loaded, String> {
         wall: false,
         clr_events: false,
     };
+    let loaded = |programs: &Programs| doctor::Loaded {
+        found: format!("loaded for {} CPUs", programs.cpus().len()),
+        names_kernel: programs.kernel_names().is_some(),
+        ..doctor::Loaded::default()
+    };
+    let all = Settings { off_cpu: Some(1), wall: true, clr_events: true, ..settings };
+    if let Ok(programs) = Programs::load(all) {
+        return Ok(loaded(&programs));
+    }
     let programs = Programs::load(settings).map_err(|error| error.to_string())?;
-    let found = format!("loaded for {} CPUs", programs.cpus().len());
-    let names_kernel = programs.kernel_names().is_some();
+    let found = loaded(&programs);
     drop(programs);
     // A kernel that takes the others may refuse these: recordings of CPU time work all the same.
     let further = [
@@ -314,7 +322,7 @@ fn probe() -> Result<doctor::Loaded, String> {
         let error = Programs::load(settings).err()?;
         Some((part, format!("{:#}", anyhow::Error::from(error))))
     });
-    Ok(doctor::Loaded { found, names_kernel, refused: refused.collect() })
+    Ok(doctor::Loaded { refused: refused.collect(), ..found })
 }
 
 /// What keeps a recording from starting, and what to do about it.
