@@ -35,8 +35,8 @@ impl Repeated {
     }
 
     /// An event came that is of no use: an equal one after it is another. A large array that a thread
-    /// makes, drops and makes again may lie where the one before was, with the collection that another
-    /// thread made in between.
+    /// makes, drops and makes again may lie where the one before was, after a collection that the thread
+    /// has triggered, and that another one has made.
     pub fn interrupt(&self, thread: u64) {
         if let Some(place) = self.place(mix(thread)) {
             place.store(0, Ordering::Relaxed);

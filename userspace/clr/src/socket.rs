@@ -9,6 +9,7 @@
 //! Invariant: nothing is sent before the socket node was found to be a socket (no link) that
 //! belongs to the target's user or root, and the kernel confirmed that its listener is the target.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -139,7 +140,8 @@ pub fn find(
         // sockets of dead processes, but those have no listener.
         let candidates = names(directory.as_fd(), status.inner_pid, deadline);
         let listening = if candidates.is_empty() { Vec::new() } else { listening(target)? };
-        let candidates = candidates.iter().filter(|name| listening.contains(name));
+        let listening: HashSet<Vec<u8>> = listening.into_iter().collect();
+        let candidates = candidates.iter().filter(|name| listening.contains(*name));
         for name in candidates.take(MAX_CANDIDATES) {
             keep(root, name)?;
         }

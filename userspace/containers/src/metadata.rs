@@ -93,8 +93,11 @@ impl Found {
             (Some(own), Some(other)) if is_digest(&own) => Some(other),
             (own, other) => own.or(other),
         };
-        if own.labels.is_empty() {
-            own.labels = labels;
+        // Docker's containerd has a label of its own, and none of the container's.
+        for (name, value) in labels {
+            if own.labels.iter().all(|(known, _)| *known != name) {
+                own.labels.push((name, value));
+            }
         }
         match (&mut self.pod, other.pod) {
             (own @ None, other) => *own = other,
@@ -196,6 +199,25 @@ mod tests {
         let metadata = found.into_metadata();
         assert!(metadata.size() <= MOST_BYTES, "{}", metadata.size());
         assert!(!metadata.container.labels.is_empty());
+    }
+
+    #[test]
+    fn labels_of_one_source_leave_room_for_those_of_the_next() {
+        let labelled = |labels: &[(&str, &str)]| Found {
+            container: Container {
+                labels: labels
+                    .iter()
+                    .map(|(name, value)| ((*name).into(), (*value).into()))
+                    .collect(),
+                ..Container::default()
+            },
+            ..Found::default()
+        };
+        let mut found = labelled(&[("com.docker/engine.bundle.path", "/run/docker"), ("a", "1")]);
+        found.absorb(labelled(&[("com.datadoghq.tags.service", "shop"), ("a", "2")]));
+        let labels = &found.container.labels;
+        assert!(labels.contains(&("com.datadoghq.tags.service".into(), "shop".into())));
+        assert_eq!(labels.iter().filter(|(name, _)| name == "a").count(), 1);
     }
 
     #[test]

@@ -109,7 +109,8 @@ impl Source {
         }
         let mut namespaces = None;
         // Either this one container is the problem or the server: the next query shows which.
-        let mut spoiled = None;
+        let (mut spoiled, mut late) = (None, None);
+        let mut has_answered = false;
         for (number, id) in open.iter().enumerate() {
             if Instant::now() >= deadline {
                 self.skip(open.len() - number);
@@ -122,20 +123,34 @@ impl Source {
             };
             match answer {
                 Ok(Some(answer)) => {
+                    (has_answered, late) = (true, None);
                     let answer = Found { owner, ..answer };
                     self.health.found += 1;
                     found.entry(id.clone()).or_default().absorb(answer);
                 }
-                Ok(None) => {}
+                Ok(None) => (has_answered, late) = (true, None),
                 Err(failure @ (Failure::TooLarge(_) | Failure::Malformed(_))) => {
                     spoiled = Some(failure);
                     self.health.failed += 1;
+                }
+                Err(failure @ (Failure::Late(_) | Failure::Status(_) | Failure::Grpc { .. }))
+                    if late.is_none() =>
+                {
+                    late = Some(failure);
                 }
                 Err(failure) => {
                     self.skip(open.len() - number - 1);
                     return Err(failure);
                 }
             }
+        }
+        match late {
+            Some(failure) if !has_answered => return Err(failure),
+            Some(failure) => {
+                spoiled = Some(failure);
+                self.health.failed += 1;
+            }
+            None => {}
         }
         if let Some(failure) = spoiled {
             self.health.last_error = Some(failure.to_string());

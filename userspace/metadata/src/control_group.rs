@@ -47,12 +47,16 @@ impl Group {
 pub fn parse(text: &str) -> Group {
     let mut lines: Vec<(u8, &str)> = text.lines().take(MAX_LINES).filter_map(line).collect();
     lines.sort_by_key(|(rank, _)| *rank);
-    let unified = lines.iter().find(|(rank, path)| *rank == UNIFIED && *path != "/");
-    let longest = || lines.iter().rev().max_by_key(|(_, path)| path.len());
-    let path = unified.or_else(longest).map_or("", |(_, path)| *path);
-    let first = |find: fn(&str) -> Option<String>| lines.iter().find_map(|(_, path)| find(path));
     let container = lines.iter().find_map(|(_, path)| container_in_path(path));
     let (container, user) = container.unzip();
+    // With the driver `cgroupfs` a container has groups in the hierarchies of version 1 only: in the
+    // unified one its processes are in that of the runtime's service.
+    let is_its = |path: &str| container.is_none() || container_in_path(path).is_some();
+    let its = || lines.iter().filter(|(_, path)| is_its(path));
+    let unified = its().find(|(rank, path)| *rank == UNIFIED && *path != "/");
+    let longest = || its().rev().max_by_key(|(_, path)| path.len());
+    let path = unified.or_else(longest).map_or("", |(_, path)| *path);
+    let first = |find: fn(&str) -> Option<String>| its().find_map(|(_, path)| find(path));
     Group {
         path: path.to_owned(),
         other_paths: other_paths(&lines, path),
@@ -258,6 +262,19 @@ mod tests {
             let found = container_in_path(&path).map(|(id, _)| id);
             assert_eq!(found, Some(ID), "{path}");
         }
+    }
+
+    /// Ubuntu 18.04 to 21.04 and Debian 10, with the driver `cgroupfs`.
+    #[test]
+    fn a_containers_processes_are_not_of_its_runtimes_service() {
+        let text = format!(
+            "12:pids:/docker/{ID}\n1:name=systemd:/docker/{ID}\n0::/system.slice/containerd.service\n"
+        );
+        let group = parse(&text);
+        assert_eq!((group.container.as_deref(), group.unit), (Some(ID), None));
+        assert_eq!(group.path, format!("/docker/{ID}"));
+        let group = parse("1:name=systemd:/system.slice/nginx.service\n0::/\n");
+        assert_eq!(group.unit.as_deref(), Some("nginx.service"));
     }
 
     #[test]

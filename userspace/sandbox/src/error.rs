@@ -21,8 +21,7 @@ pub enum Refusal {
     Permission = 5,
     /// The path runs through a magic link or too many links.
     UnsafePath = 6,
-    /// On a filesystem that may hang, and larger than what strata still copies from such, or copied too
-    /// slowly.
+    /// On a filesystem that may hang, and larger than strata copies from there.
     TooLarge = 7,
     /// A filesystem that may hang, or one nothing is known about: for the slow lane only.
     SlowFilesystem = 8,
@@ -32,10 +31,12 @@ pub enum Refusal {
     Changed = 10,
     /// Any other error of the kernel.
     Other = 11,
+    /// On a filesystem that may hang: there is no room for a copy now, or copying took too long.
+    NotCopied = 12,
 }
 
 impl Refusal {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::NotRegular,
         Self::NotFound,
         Self::ProcessGone,
@@ -47,6 +48,7 @@ impl Refusal {
         Self::Busy,
         Self::Changed,
         Self::Other,
+        Self::NotCopied,
     ];
 
     pub(crate) fn from_byte(byte: u8) -> Option<Self> {
@@ -77,11 +79,14 @@ impl fmt::Display for Refusal {
             Self::ProcessChanged => "the pid belongs to another process now",
             Self::Permission => "permission denied",
             Self::UnsafePath => "the path does not stay within the target's root",
-            Self::TooLarge => "more than strata copies from filesystems that may hang",
+            Self::TooLarge => "too large for a filesystem that may hang",
             Self::SlowFilesystem => "on a filesystem that may hang",
             Self::Busy => "the file is held by a lease",
             Self::Changed => "the file changed while it was read",
             Self::Other => "it could not be opened",
+            Self::NotCopied => {
+                "no room for a copy of it, or copying took too long: its filesystem may hang"
+            }
         })
     }
 }
@@ -201,7 +206,11 @@ impl FileError {
     pub fn is_no_answer(&self) -> bool {
         let is_missing = matches!(
             self,
-            Self::TimedOut(_) | Self::FailedBefore(_) | Self::ChildDied(..) | Self::Late
+            Self::TimedOut(_)
+                | Self::FailedBefore(_)
+                | Self::ChildDied(..)
+                | Self::Late
+                | Self::Refused { refusal: Refusal::NotCopied, .. }
         );
         is_missing || self.may_pass()
     }

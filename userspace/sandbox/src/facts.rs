@@ -3,8 +3,9 @@
 
 use strata_bytes::ReadAt;
 use strata_symbols::ElfFile;
-use strata_symbols::elf::{DebugLink, Features, Segment};
+use strata_symbols::elf::{AlternateLink, DebugLink, Features, Segment};
 
+use crate::protocol::MAX_PATH;
 use crate::wire::{Decoder, Encoder, WireError};
 
 /// No linker writes longer ones.
@@ -20,6 +21,8 @@ pub struct FileFacts {
     /// A claim of the file, never an identity.
     pub build_id: Option<Vec<u8>>,
     pub debug_link: Option<DebugLink>,
+    /// To the file of dwz that its debug information needs.
+    pub alternate_link: Option<AlternateLink>,
     pub features: Features,
     /// `e_machine`, `e_type` and `e_entry`.
     pub machine: u16,
@@ -36,6 +39,7 @@ impl FileFacts {
         Ok(Self {
             build_id: elf.build_id().filter(|id| id.len() <= MAX_BUILD_ID),
             debug_link: elf.debug_link(),
+            alternate_link: elf.alternate_link(),
             features: elf.features(),
             machine: elf.machine,
             kind: elf.kind,
@@ -67,6 +71,9 @@ impl FileFacts {
         encoder.optional_bytes(self.build_id.as_deref());
         encoder.optional_bytes(self.debug_link.as_ref().map(|link| link.name.as_slice()));
         encoder.u32(self.debug_link.as_ref().map_or(0, |link| link.crc));
+        let alternate = self.alternate_link.as_ref();
+        encoder.optional_bytes(alternate.map(|link| link.path.as_slice()));
+        encoder.optional_bytes(alternate.map(|link| link.build_id.as_slice()));
         let Features { symtab, dynsym, dwarf, mini_debug, debug_link, go } = self.features;
         for feature in [symtab, dynsym, dwarf, mini_debug, debug_link, go] {
             encoder.u8(feature.into());
@@ -98,6 +105,17 @@ impl FileFacts {
         if name.is_some_and(|name| !is_name(name)) {
             return Err(WireError::Invalid("a debug link"));
         }
+        let path = decoder.optional_bytes()?;
+        let alternate_id = decoder.optional_bytes()?;
+        let is_path = |path: &[u8]| !path.is_empty() && path.len() < MAX_PATH && !path.contains(&0);
+        let is_id = |id: &[u8]| !id.is_empty() && id.len() <= MAX_BUILD_ID;
+        let alternate_link = match (path, alternate_id) {
+            (None, None) => None,
+            (Some(path), Some(id)) if is_path(path) && is_id(id) => {
+                Some(AlternateLink { path: path.to_vec(), build_id: id.to_vec() })
+            }
+            _ => return Err(WireError::Invalid("a link to a file of dwz")),
+        };
         let features = Features {
             symtab: decoder.bool()?,
             dynsym: decoder.bool()?,
@@ -129,6 +147,7 @@ impl FileFacts {
         Ok(Self {
             build_id: build_id.map(<[u8]>::to_vec),
             debug_link: name.map(|name| DebugLink { name: name.to_vec(), crc }),
+            alternate_link,
             features,
             machine,
             kind,

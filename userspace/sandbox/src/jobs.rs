@@ -60,7 +60,7 @@ impl WorkerJobs for StandardJobs {
             kind::FACTS => {
                 FileFacts::of(file).map(|facts| facts.encode()).map_err(|error| parse_error(&error))
             }
-            kind::SYMBOLIZE => symbolize(body, file, files.get(1)),
+            kind::SYMBOLIZE => symbolize(body, file, files.get(1..).unwrap_or_default()),
             kind::FITS => fits(body, file),
             kind::READ => read(body, file),
             kind::MANAGED_FACTS => managed_jobs::facts(body, file),
@@ -115,14 +115,15 @@ fn unwind_table(body: &[u8], file: &TargetFile) -> Result<Vec<u8>, JobError> {
     Ok(strata_unwind::bytes::to_bytes(&table))
 }
 
-fn symbolize(
-    body: &[u8],
-    main: &TargetFile,
-    debug: Option<&TargetFile>,
-) -> Result<Vec<u8>, JobError> {
-    let (options, addresses) = decode_request(body)?;
-    let debug = debug.map(|debug| debug as &dyn strata_bytes::ReadAt);
+/// `others`: the debug file, if there is one, and the file of dwz, if there is one.
+fn symbolize(body: &[u8], main: &TargetFile, others: &[TargetFile]) -> Result<Vec<u8>, JobError> {
+    let (options, has_debug, addresses) = decode_request(body)?;
+    let mut others = others.iter().map(|file| file as &dyn strata_bytes::ReadAt);
+    let debug = if has_debug { others.next() } else { None };
     let mut resolver = Resolver::new(main, debug, options).map_err(|error| parse_error(&error))?;
+    if let Some(alternate) = others.next() {
+        resolver.set_alternate(alternate);
+    }
     let resolved = resolver.resolve(&addresses);
     let report = resolver.report();
     let without_lines = matches!(report.dwarf, DwarfState::TooLarge { .. });

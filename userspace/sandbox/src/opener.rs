@@ -16,6 +16,7 @@
 pub(crate) mod filesystems;
 pub(crate) mod process;
 mod resolve;
+pub(crate) use resolve::MAX_COPY;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

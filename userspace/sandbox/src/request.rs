@@ -41,6 +41,8 @@ pub enum Request {
     Symbolize {
         file: Arc<OpenFile>,
         debug: Option<Arc<OpenFile>>,
+        /// The file of dwz that the debug information links to.
+        alternate: Option<Arc<OpenFile>>,
         addresses: Vec<u64>,
         options: Options,
     },
@@ -117,9 +119,9 @@ impl Request {
                 let body = jobs::encode_fits(build_id.as_deref(), link_crc);
                 (kind::FITS, body, vec![candidate], 1, Expected::Fits)
             }
-            Self::Symbolize { file, debug, addresses, options } => {
-                let body = encode_request(&options, &addresses);
-                let files = [file].into_iter().chain(debug).collect();
+            Self::Symbolize { file, debug, alternate, addresses, options } => {
+                let body = encode_request(&options, debug.is_some(), &addresses);
+                let files = [file].into_iter().chain(debug).chain(alternate).collect();
                 let limit =
                     SYMBOL_BYTES + SYMBOL_BYTES_PER_ADDRESS.saturating_mul(addresses.len() as u64);
                 (kind::SYMBOLIZE, body, files, limit, Expected::Symbols { asked: addresses.len() })

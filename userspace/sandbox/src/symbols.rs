@@ -25,8 +25,9 @@ pub struct Symbols {
     pub without_lines: bool,
 }
 
-pub(crate) fn encode_request(options: &Options, addresses: &[u64]) -> Vec<u8> {
+pub(crate) fn encode_request(options: &Options, has_debug: bool, addresses: &[u64]) -> Vec<u8> {
     let mut encoder = Encoder::new();
+    encoder.u8(has_debug.into());
     encoder.u8(options.lines.into()).u64(options.dwarf_limit).u64(options.mini_debug_limit);
     encoder.u32(u32::try_from(addresses.len()).unwrap_or(u32::MAX));
     for address in addresses {
@@ -35,8 +36,10 @@ pub(crate) fn encode_request(options: &Options, addresses: &[u64]) -> Vec<u8> {
     encoder.finish()
 }
 
-pub(crate) fn decode_request(bytes: &[u8]) -> Result<(Options, Vec<u64>), WireError> {
+/// The options, whether the second file is a debug file, and the addresses.
+pub(crate) fn decode_request(bytes: &[u8]) -> Result<(Options, bool, Vec<u64>), WireError> {
     let mut decoder = Decoder::new(bytes);
+    let has_debug = decoder.bool()?;
     let options = Options {
         lines: decoder.bool()?,
         dwarf_limit: decoder.u64()?,
@@ -45,7 +48,7 @@ pub(crate) fn decode_request(bytes: &[u8]) -> Result<(Options, Vec<u64>), WireEr
     let count = decoder.count(8)?;
     let addresses = (0..count).map(|_| decoder.u64()).collect::<Result<_, _>>()?;
     decoder.finish()?;
-    Ok((options, addresses))
+    Ok((options, has_debug, addresses))
 }
 
 impl Symbols {
@@ -142,8 +145,8 @@ mod tests {
     #[test]
     fn a_request_survives_the_wire() {
         let options = Options::default();
-        let bytes = encode_request(&options, &[1, u64::MAX]);
-        assert_eq!(decode_request(&bytes), Ok((options, vec![1, u64::MAX])));
+        let bytes = encode_request(&options, true, &[1, u64::MAX]);
+        assert_eq!(decode_request(&bytes), Ok((options, true, vec![1, u64::MAX])));
     }
 
     #[test]

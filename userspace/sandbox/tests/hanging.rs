@@ -110,7 +110,7 @@ fn copies_are_bounded_and_an_identity_needs_none() {
     let first = copy().unwrap();
     assert_eq!(first.identity(), identified.identity());
     let second = copy();
-    let is_refused = matches!(second, Err(FileError::Refused { refusal: Refusal::TooLarge, .. }));
+    let is_refused = matches!(second, Err(FileError::Refused { refusal: Refusal::NotCopied, .. }));
     assert!(is_refused, "{second:?}");
     drop(first);
     let third = copy().unwrap();

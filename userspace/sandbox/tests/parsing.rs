@@ -116,8 +116,13 @@ fn names_and_lines_come_back_as_the_resolver_gives_them() {
         let known = expected.iter().filter(|resolved| !resolved.frames.is_empty()).count();
         assert!(known > addresses.len() / 10, "{known} of {}", addresses.len());
         let file = open_host(&mut service, path).unwrap();
-        let request =
-            Request::Symbolize { file, debug: None, addresses, options: Options::default() };
+        let request = Request::Symbolize {
+            file,
+            debug: None,
+            alternate: None,
+            addresses,
+            options: Options::default(),
+        };
         match service.call(request) {
             Ok(Reply::Symbols(symbols)) => assert!(symbols.resolved == expected),
             other => panic!("no names: {other:?}"),
@@ -208,6 +213,7 @@ fn ten_sparse_gigabytes_cost_neither_time_nor_memory() {
                 .call(Request::Symbolize {
                     file: file.clone(),
                     debug: None,
+                    alternate: None,
                     addresses: (0..100).map(|i| 0x26000 + i * 1000).collect(),
                     options: Options::default(),
                 })
@@ -327,6 +333,7 @@ fn lies_of_a_worker_are_refused() {
             Request::Symbolize {
                 file: file.clone(),
                 debug: None,
+                alternate: None,
                 addresses: vec![1, 2, 3],
                 options,
             },

@@ -36,7 +36,7 @@ const CREDIT_A_SECOND: u64 = 1 << 20;
 /// Bytes that the files of all processes take in a daemon: kept ones, and those being read.
 const MOST_IN_ALL: usize = 64 << 20;
 /// And those of one.
-const MOST_OF_ONE: usize = MOST_IN_ALL / 2;
+const MOST_OF_ONE: usize = MOST_IN_ALL / 4 * 3;
 /// What was read last of a file, by which it is recognised.
 const TAIL: usize = 64;
 

@@ -91,8 +91,9 @@ const FORGOTTEN_AFTER: u32 = 40;
 const MOST_GENERATED: usize = 8 << 20;
 const MOST_GENERATED_IN_ALL: usize = 64 << 20;
 const LEAST_GENERATED: usize = 256 << 10;
-/// Those of one mapped file: inlined functions may be many.
-const MOST_OF_A_FILE: usize = 16 << 20;
+/// Those of all mapped files; above it, of those with more than the last an equal share.
+const MOST_OF_FILES: usize = 64 << 20;
+const LEAST_OF_A_FILE: usize = 1 << 20;
 
 impl KnownSymbols {
     /// Keeps at most so many symbols.
@@ -291,10 +292,10 @@ impl KnownSymbols {
         if self.is_bounded() {
             self.bound_names();
         }
-        self.evict_what_is_of_none();
+        self.drop_what_lost_its_place();
     }
 
-    fn evict_what_is_of_none(&mut self) {
+    fn drop_what_lost_its_place(&mut self) {
         let known = &self.known;
         self.by_caller
             .retain(|(place, caller), _| known.contains_key(place) && known.contains_key(caller));
@@ -329,7 +330,7 @@ impl KnownSymbols {
         let share = share.clamp(LEAST_GENERATED, MOST_GENERATED);
         let most = |owner: &NamesOwner| match owner {
             NamesOwner::Process(_) => share,
-            NamesOwner::File(_) => MOST_OF_A_FILE,
+            NamesOwner::File(_) => 0,
         };
         bytes
             .into_iter()
@@ -338,19 +339,17 @@ impl KnownSymbols {
             .collect()
     }
 
-    /// What the names of generated code and of files take; shared ones are counted once.
+    /// What the names of generated code take, shared ones counted once; and those of files that have
+    /// more than their share.
     fn bytes_of_names(&self) -> HashMap<NamesOwner, usize> {
-        let mut bytes: HashMap<NamesOwner, usize> = HashMap::new();
+        let mut bytes: HashMap<NamesOwner, usize> = self.files_over_their_share();
         let mut counted: HashSet<*const str, RandomState> = HashSet::default();
         for (place, known) in &self.known {
-            let Some(owner) = owner_of(place) else { continue };
-            let own = bytes.entry(owner).or_default();
-            *own += known.symbolized.frames.len() * size_of::<NamedFrame>();
-            for frame in &known.symbolized.frames {
-                for text in [&frame.name, &frame.system_name, &frame.file] {
-                    if counted.insert(Arc::as_ptr(text)) {
-                        *own += text.len();
-                    }
+            let CodeAddress::Generated { image, .. } = place else { continue };
+            let own = bytes.entry(NamesOwner::Process(*image)).or_default();
+            for text in known.symbolized.frames.iter().flat_map(texts_of) {
+                if counted.insert(Arc::as_ptr(text)) {
+                    *own += text.len();
                 }
             }
             let module = known.symbolized.module.as_ref();
@@ -358,6 +357,25 @@ impl KnownSymbols {
                 *own += module.path.len();
             }
         }
+        bytes
+    }
+
+    /// Each name counts for each of its places: looking for shared ones at each flush costs more.
+    fn files_over_their_share(&self) -> HashMap<NamesOwner, usize> {
+        let mut bytes: HashMap<NamesOwner, usize> = HashMap::new();
+        for (place, known) in &self.known {
+            let CodeAddress::File { file, .. } = place else { continue };
+            let frames = &known.symbolized.frames;
+            let texts = frames.iter().flat_map(texts_of).map(|text| text.len());
+            *bytes.entry(NamesOwner::File(*file)).or_default() +=
+                size_of_val(frames.as_slice()) + texts.sum::<usize>();
+        }
+        if bytes.values().sum::<usize>() <= MOST_OF_FILES {
+            return HashMap::new();
+        }
+        let large = bytes.values().filter(|bytes| **bytes > LEAST_OF_A_FILE).count();
+        let share = (MOST_OF_FILES / large.max(1)).max(LEAST_OF_A_FILE);
+        bytes.retain(|_, bytes| *bytes > share);
         bytes
     }
 
@@ -379,15 +397,19 @@ impl KnownSymbols {
     pub fn shed(&mut self) {
         let flush = self.flush;
         self.known.retain(|_, known| known.used == flush);
-        self.evict_what_is_of_none();
+        self.drop_what_lost_its_place();
     }
 }
 
-/// Who chooses the names of a place.
+/// The process or the file that the names of a place come from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum NamesOwner {
     Process(ImageId),
     File(FileId),
+}
+
+fn texts_of(frame: &NamedFrame) -> [&Arc<str>; 3] {
+    [&frame.name, &frame.system_name, &frame.file]
 }
 
 fn owner_of(place: &CodeAddress) -> Option<NamesOwner> {

@@ -14,7 +14,7 @@ use strata_sandbox::{
 };
 
 use super::assemblies::{ProcessFiles, Source};
-use super::native::is_of_owner;
+use super::native::may_describe;
 use crate::file_client::Ask;
 use crate::{NamedFrame, Shortfalls};
 use strata_agent::managed::names::{self, Described};
@@ -121,7 +121,7 @@ fn lines_of(
 ) -> Vec<Line> {
     let nothing = vec![None; places.len()];
     let Some(pdb) = &facts.pdb else { return nothing };
-    let owner = assembly.file.owner();
+    let described = assembly.file.clone();
     let mut why_not = None;
     if facts.has_embedded_pdb
         && let Some(lines) = ask_lines(service, assembly, pdb.id, places, &mut why_not)
@@ -134,7 +134,7 @@ fn lines_of(
             files.open(service, &path)
         });
         if let Some(found) = found
-            && is_of_owner(&found.file, owner)
+            && may_describe(&found.file, &described)
             && let Some(lines) = ask_lines(service, found, pdb.id, places, &mut why_not)
         {
             return lines;

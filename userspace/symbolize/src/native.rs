@@ -6,16 +6,17 @@ use std::sync::Arc;
 
 use strata_profile::FrameKind;
 use strata_sandbox::{
-    FileError, FileFacts, Locator, OpenFile, ProcessRef, Reply, Request, Symbols,
+    FileError, FileFacts, IdentityTrust, Locator, OpenFile, ProcessRef, Reply, Request, Symbols,
 };
+use strata_symbols::elf::AlternateLink;
 use strata_symbols::{Options, Resolved, debug_files};
 
 use crate::file_client::Ask;
 
+use crate::{ModuleInfo, NamedFrame, Shortfalls};
+
 /// The superuser's number.
 const ROOT: u32 = 0;
-
-use crate::{ModuleInfo, NamedFrame, Shortfalls};
 
 /// A file whose offsets want names.
 pub struct Wanted<'a> {
@@ -80,20 +81,37 @@ pub fn resolve(
     let path = wanted.path.display();
     let addresses: Vec<u64> =
         wanted.offsets.iter().map(|offset| facts.address_of(*offset).unwrap_or(*offset)).collect();
-    let debug = if facts.features.dwarf { None } else { find_debug_file(service, wanted, facts) };
+    let mut sources = Sources::default();
+    let mut link = facts.alternate_link.clone();
+    let mut linked_from = wanted.path.to_owned();
+    if !facts.features.dwarf
+        && let Some((debug, path)) = find_debug_file(service, wanted, facts, shortfalls)
+    {
+        link = alternate_link_of(service, &debug);
+        linked_from = path;
+        sources.debug = Some(debug);
+    }
+    if wanted.lines
+        && let Some(link) = link
+    {
+        let paths = debug_files::alternates(&linked_from, &link);
+        let build_id = Some(link.build_id.as_slice());
+        let found = first_that_fits(service, wanted, &paths, build_id, None, shortfalls);
+        sources.alternate = found.map(|(file, _)| file);
+    }
     let options = service.options();
     // Lines of Go are not in DWARF, and cost nothing.
     let dwarf_limit = if wanted.lines { options.dwarf_limit } else { 0 };
     let options = Options { dwarf_limit, ..options };
-    let has_debug = debug.is_some();
-    let mut answer = symbolize(service, &wanted.file, debug, &addresses, options);
-    if has_debug
+    let mut answer = symbolize(service, &wanted.file, &sources, &addresses, options);
+    if (sources.debug.is_some() || sources.alternate.is_some())
         && let Err(error) = &answer
         && !service.is_late()
     {
         // The file's own symbols are worth more than none.
         shortfalls.problem(format!("{path}: its debug file: {error}"));
-        answer = symbolize(service, &wanted.file, None, &addresses, options);
+        let none = Sources::default();
+        answer = symbolize(service, &wanted.file, &none, &addresses, options);
     }
     let symbols = match answer {
         Ok(symbols) => symbols,
@@ -117,17 +135,33 @@ pub fn resolve(
     Some(Named { frames: addresses.into_iter().map(frames).collect(), without_lines })
 }
 
+/// The files beside the mapped one that its debug information is in.
+#[derive(Default)]
+struct Sources {
+    debug: Option<Arc<OpenFile>>,
+    /// What dwz has put into a file of its own.
+    alternate: Option<Arc<OpenFile>>,
+}
+
+fn alternate_link_of(service: &mut dyn Ask, debug: &Arc<OpenFile>) -> Option<AlternateLink> {
+    match service.ask(Request::Facts { file: debug.clone() }) {
+        Ok(Reply::Facts(facts)) => facts.alternate_link,
+        _ => None,
+    }
+}
+
 /// Names and lines of addresses; in parts where the names of all are too long for one answer.
 fn symbolize(
     service: &mut dyn Ask,
     file: &Arc<OpenFile>,
-    debug: Option<Arc<OpenFile>>,
+    sources: &Sources,
     addresses: &[u64],
     options: Options,
 ) -> Result<Symbols, FileError> {
     let request = Request::Symbolize {
         file: file.clone(),
-        debug: debug.clone(),
+        debug: sources.debug.clone(),
+        alternate: sources.alternate.clone(),
         addresses: addresses.to_vec(),
         options,
     };
@@ -136,8 +170,8 @@ fn symbolize(
         Ok(_) => Err(FileError::InvalidRequest("an answer to another question")),
         Err(FileError::ReplyTooLarge(_)) if addresses.len() > 1 => {
             let (first, second) = addresses.split_at(addresses.len() / 2);
-            let mut all = symbolize(service, file, debug.clone(), first, options)?;
-            let rest = symbolize(service, file, debug, second, options)?;
+            let mut all = symbolize(service, file, sources, first, options)?;
+            let rest = symbolize(service, file, sources, second, options)?;
             all.resolved.extend(rest.resolved);
             for problem in rest.problems {
                 if !all.problems.contains(&problem) {
@@ -147,6 +181,12 @@ fn symbolize(
             all.without_lines |= rest.without_lines;
             Ok(all)
         }
+        // Of one address: the others have theirs.
+        Err(FileError::ReplyTooLarge(_)) => Ok(Symbols {
+            resolved: vec![Resolved::default(); addresses.len()],
+            problems: vec!["names that are too long are left out".to_owned()],
+            ..Symbols::default()
+        }),
         Err(error) => Err(error),
     }
 }
@@ -189,42 +229,65 @@ fn describe(module: &mut ModuleInfo, facts: &FileFacts) {
     }
 }
 
-/// Whether a file may say what is in another one of this owner: all processes that map that one get
-/// the names, and what identifies it can be copied by anyone.
-pub(crate) fn is_of_owner(file: &OpenFile, owner: u32) -> bool {
-    [ROOT, owner].contains(&file.owner())
+/// Whether a file may say what is in another one: all processes that map that one get the names, and
+/// what identifies it can be copied by anyone. A server (FUSE) says of its own files only whose they
+/// are.
+pub(crate) fn may_describe(file: &OpenFile, described: &OpenFile) -> bool {
+    let is_trusted = file.trust() != IdentityTrust::WithinProcess
+        || described.trust() == IdentityTrust::WithinProcess;
+    is_trusted && [ROOT, described.owner()].contains(&file.owner())
 }
 
-/// The first candidate that exists and belongs to the file.
+/// The debug file that belongs to the file, and its path.
 fn find_debug_file(
     service: &mut dyn Ask,
     wanted: &Wanted<'_>,
     facts: &FileFacts,
-) -> Option<Arc<OpenFile>> {
+    shortfalls: &mut Shortfalls,
+) -> Option<(Arc<OpenFile>, PathBuf)> {
     let build_id = facts.build_id.as_deref();
-    let candidates = debug_files::candidates(wanted.path, build_id, facts.debug_link.as_ref());
+    let link = facts.debug_link.as_ref();
+    let candidates = debug_files::candidates(wanted.path, build_id, link);
+    let crc = link.map(|link| link.crc);
+    first_that_fits(service, wanted, &candidates, build_id, crc, shortfalls)
+}
+
+/// The first of these places where a file with this build id or checksum lies, in the process's root or
+/// the host's.
+fn first_that_fits(
+    service: &mut dyn Ask,
+    wanted: &Wanted<'_>,
+    places: &[PathBuf],
+    build_id: Option<&[u8]>,
+    link_crc: Option<u32>,
+    shortfalls: &mut Shortfalls,
+) -> Option<(Arc<OpenFile>, PathBuf)> {
     let in_root = |path: &PathBuf| {
         let process = wanted.process?;
         Some(Locator::InRoot { process, path: path.clone() })
     };
     let on_host = |path: &PathBuf| Locator::Host { path: path.clone() };
-    let locators: Vec<Locator> =
-        candidates.iter().filter_map(in_root).chain(candidates.iter().map(on_host)).collect();
-    let requests = locators.into_iter().map(Request::Open).collect();
-    let opened = service.ask_all(requests);
-    let link_crc = facts.debug_link.as_ref().map(|link| link.crc);
-    for reply in opened {
+    let inside = places.iter().filter_map(|path| Some((in_root(path)?, path)));
+    let outside = places.iter().map(|path| (on_host(path), path));
+    let (locators, paths): (Vec<_>, Vec<_>) = inside.chain(outside).unzip();
+    let opened = service.ask_all(locators.into_iter().map(Request::Open).collect());
+    for (reply, path) in opened.into_iter().zip(paths) {
         let Ok(Reply::Opened(candidate)) = reply else { continue };
-        if !is_of_owner(&candidate, wanted.file.owner()) {
+        if !may_describe(&candidate, &wanted.file) {
+            let (path, owner) = (path.display(), candidate.owner());
+            shortfalls.problem(format!(
+                "{path} is not used: its owner (user {owner}) is neither root nor that of {}",
+                wanted.path.display()
+            ));
             continue;
         }
         let fits = service.ask(Request::Fits {
             candidate: candidate.clone(),
-            build_id: facts.build_id.clone(),
+            build_id: build_id.map(<[u8]>::to_vec),
             link_crc,
         });
         if matches!(fits, Ok(Reply::Fits(true))) {
-            return Some(candidate);
+            return Some((candidate, path.clone()));
         }
     }
     None

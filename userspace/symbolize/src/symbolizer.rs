@@ -366,7 +366,8 @@ impl Symbolizer {
     pub fn shed(&mut self) {
         self.jit.clear();
         self.symbols.shed();
-        self.make_room();
+        let symbols = &self.symbols;
+        self.lacking.retain(|place| symbols.contains(place));
     }
 
     /// The helper processes that read files.

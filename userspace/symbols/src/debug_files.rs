@@ -7,7 +7,7 @@
 //! Invariant: paths are made of the binary's path and hexadecimal digits or a plain file name, so
 //! none leaves the directories named here. A file is accepted by its own content only.
 
-use crate::elf::DebugLink;
+use crate::elf::{AlternateLink, DebugLink};
 use crate::read_at::read_some;
 use crate::{ElfFile, ReadAt};
 use std::ffi::OsStr;
@@ -27,17 +27,7 @@ pub fn candidates(
     link: Option<&DebugLink>,
 ) -> Vec<PathBuf> {
     let mut places = Vec::new();
-    if let Some((first, rest)) = build_id.and_then(<[u8]>::split_first) {
-        let mut digits = String::new();
-        for byte in rest {
-            // Writing to a string cannot fail.
-            let _ = write!(digits, "{byte:02x}");
-        }
-        if !digits.is_empty() {
-            places
-                .push(PathBuf::from(format!("{DEBUG_ROOT}/.build-id/{first:02x}/{digits}.debug")));
-        }
-    }
+    places.extend(build_id.and_then(by_build_id));
     let climbs = binary.components().any(|part| matches!(part, std::path::Component::ParentDir));
     let (Some(directory), false) = (binary.parent().filter(|_| binary.is_absolute()), climbs)
     else {
@@ -61,6 +51,27 @@ pub fn candidates(
         new
     });
     places
+}
+
+fn by_build_id(build_id: &[u8]) -> Option<PathBuf> {
+    let (first, rest) = build_id.split_first()?;
+    let mut digits = String::new();
+    for byte in rest {
+        // Writing to a string cannot fail.
+        let _ = write!(digits, "{byte:02x}");
+    }
+    let name = || PathBuf::from(format!("{DEBUG_ROOT}/.build-id/{first:02x}/{digits}.debug"));
+    (!digits.is_empty()).then(name)
+}
+
+/// The places of the file of dwz that the debug information in `file` links to, best first.
+#[must_use]
+pub fn alternates(file: &Path, link: &AlternateLink) -> Vec<PathBuf> {
+    let path = Path::new(OsStr::from_bytes(&link.path));
+    // An absolute path replaces the directory.
+    let linked = file.parent().filter(|_| file.is_absolute()).map(|folder| folder.join(path));
+    let name = path.file_name().map(|name| Path::new(DEBUG_ROOT).join(".dwz").join(name));
+    linked.into_iter().chain(by_build_id(&link.build_id)).chain(name).collect()
 }
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {

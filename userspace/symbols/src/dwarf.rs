@@ -56,13 +56,16 @@ pub enum State {
     Broken,
 }
 
+/// The sections of a file, and of the one of dwz that it links to.
 #[derive(Default)]
-struct Sections(Vec<(SectionId, Vec<u8>)>);
+struct Sections {
+    own: Vec<(SectionId, Vec<u8>)>,
+    alternate: Vec<(SectionId, Vec<u8>)>,
+}
 
 impl Sections {
-    fn get(&self, id: SectionId) -> Slice<'_> {
-        let bytes = self
-            .0
+    fn get(of: &[(SectionId, Vec<u8>)], id: SectionId) -> Slice<'_> {
+        let bytes = of
             .iter()
             .find(|(held, _)| *held == id)
             .map(|(_, bytes)| bytes.as_slice())
@@ -79,7 +82,13 @@ struct Units<'a> {
 
 impl<'a> Units<'a> {
     fn new(sections: &'a Sections) -> Result<Self, gimli::Error> {
-        let dwarf = gimli::Dwarf::load(|id| Ok::<_, gimli::Error>(sections.get(id)))?;
+        let load = |of: &'a [(SectionId, Vec<u8>)]| {
+            gimli::Dwarf::load(|id| Ok::<_, gimli::Error>(Sections::get(of, id)))
+        };
+        let mut dwarf = load(&sections.own)?;
+        if !sections.alternate.is_empty() {
+            dwarf.set_sup(load(&sections.alternate)?);
+        }
         let dwarf = Arc::new(dwarf);
         let context = Context::from_arc_dwarf(Arc::clone(&dwarf))?;
         Ok(Self { context, scopes: Scopes::new(dwarf) })
@@ -108,38 +117,23 @@ pub struct DwarfFrame {
 pub struct Dwarf {
     loaded: Option<Loaded>,
     pub state: State,
-    /// Parts of it are in a file that dwz has made for several.
-    pub has_alternate: bool,
+    /// Parts of it are in a file that dwz has made for several, which is not there.
+    pub lacks_alternate: bool,
 }
 
 impl Dwarf {
-    /// Loads the DWARF of the first file that has any.
+    /// Loads the DWARF of the first file that has any; `alternate` is the file of dwz that it links to.
     #[must_use]
-    pub fn load(files: &[&ElfFile<'_>], limit: u64) -> Self {
+    pub fn load(files: &[&ElfFile<'_>], alternate: Option<&ElfFile<'_>>, limit: u64) -> Self {
         let Some(elf) = files.iter().find(|elf| elf.features().dwarf) else {
             return Self::ended(State::Absent);
         };
-        let mut sections = Sections::default();
         let mut left = limit;
-        for id in SECTIONS {
-            let name = id.name();
-            let old = name.replacen(".debug_", ".zdebug_", 1);
-            let Some(section) = elf.section_with_data(name).or_else(|| elf.section_with_data(&old))
-            else {
-                continue;
-            };
-            match elf.read_section(section, "debug information", left) {
-                Ok(bytes) => {
-                    left = left.saturating_sub(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
-                    sections.0.push((id, bytes));
-                }
-                Err(crate::Error::TooLarge { bytes, .. }) => {
-                    let bytes = bytes.saturating_add(limit.saturating_sub(left));
-                    return Self::ended(State::TooLarge { bytes, limit });
-                }
-                Err(_) => return Self::ended(State::Broken),
-            }
-        }
+        let mut read = |elf: &ElfFile<'_>| read_sections(elf, &mut left, limit);
+        let sections = match (read(elf), alternate.map(read).transpose()) {
+            (Ok(own), Ok(alternate)) => Sections { own, alternate: alternate.unwrap_or_default() },
+            (Err(state), _) | (_, Err(state)) => return Self::ended(state),
+        };
         let context = catch_unwind(AssertUnwindSafe(|| {
             Loaded::try_new(sections, |sections| Units::new(sections).map(Box::new))
         }));
@@ -147,14 +141,15 @@ impl Dwarf {
             Ok(Ok(loaded)) => Self {
                 loaded: Some(loaded),
                 state: State::Used,
-                has_alternate: elf.section_with_data(".gnu_debugaltlink").is_some(),
+                lacks_alternate: alternate.is_none()
+                    && elf.section_with_data(".gnu_debugaltlink").is_some(),
             },
             _ => Self::ended(State::Broken),
         }
     }
 
     fn ended(state: State) -> Self {
-        Self { loaded: None, state, has_alternate: false }
+        Self { loaded: None, state, lacks_alternate: false }
     }
 
     /// The frames at `address`, innermost first; empty when DWARF does not cover it. With
@@ -173,6 +168,35 @@ impl Dwarf {
             Vec::new()
         })
     }
+}
+
+/// The sections of one file, within what is `left` of the limit.
+fn read_sections(
+    elf: &ElfFile<'_>,
+    left: &mut u64,
+    limit: u64,
+) -> Result<Vec<(SectionId, Vec<u8>)>, State> {
+    let mut sections = Vec::new();
+    for id in SECTIONS {
+        let name = id.name();
+        let old = name.replacen(".debug_", ".zdebug_", 1);
+        let Some(section) = elf.section_with_data(name).or_else(|| elf.section_with_data(&old))
+        else {
+            continue;
+        };
+        match elf.read_section(section, "debug information", *left) {
+            Ok(bytes) => {
+                *left = left.saturating_sub(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+                sections.push((id, bytes));
+            }
+            Err(crate::Error::TooLarge { bytes, .. }) => {
+                let bytes = bytes.saturating_add(limit.saturating_sub(*left));
+                return Err(State::TooLarge { bytes, limit });
+            }
+            Err(_) => return Err(State::Broken),
+        }
+    }
+    Ok(sections)
 }
 
 fn frames_of(units: &mut Units<'_>, address: u64, function_is_named: bool) -> Vec<DwarfFrame> {

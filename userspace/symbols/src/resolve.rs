@@ -20,10 +20,13 @@ use crate::plt::{Plt, StubName};
 use crate::symbol_table::SymbolTable;
 use crate::unwind_functions::UnwindFunctions;
 use crate::{ElfFile, Error, MAX_NAME_BYTES, ReadAt, compressed, elf};
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::sync::Arc;
 use strata_bytes::{bounded_str, bounded_text};
+
+/// Bytes in which the end of a function without a size is looked for.
+const LOOK: u64 = 1 << 10;
 
 /// The sources to use, and their limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,12 +84,16 @@ pub struct Report {
 pub struct Resolver<'a> {
     main: ElfFile<'a>,
     debug: Option<ElfFile<'a>>,
+    /// The file of dwz that the debug information links to.
+    alternate: Option<ElfFile<'a>>,
     options: Options,
     go: Option<Option<GoProgram>>,
     dwarf: Option<Dwarf>,
     symbols: Option<SymbolTable<'a>>,
     plt: Option<Plt<'a>>,
     functions: OnceCell<UnwindFunctions<'a>>,
+    /// Where functions without a size end, by where they begin.
+    ends: RefCell<HashMap<u64, Option<u64>>>,
     by_symbol: HashMap<usize, Option<Names>>,
     by_raw_name: HashMap<String, Names>,
     files: HashMap<String, Arc<str>>,
@@ -122,17 +129,27 @@ impl<'a> Resolver<'a> {
         Ok(Self {
             main,
             debug,
+            alternate: None,
             options,
             go: None,
             dwarf: None,
             symbols: None,
             plt: None,
             functions: OnceCell::new(),
+            ends: RefCell::default(),
             by_symbol: HashMap::new(),
             by_raw_name: HashMap::new(),
             files: HashMap::new(),
             report,
         })
+    }
+
+    /// Takes the file of dwz that the debug information links to, already found to be that one.
+    pub fn set_alternate(&mut self, file: &'a dyn ReadAt) {
+        match ElfFile::open(file) {
+            Ok(elf) => self.alternate = Some(elf),
+            Err(error) => self.report.problems.push(format!("file of dwz: {error}")),
+        }
     }
 
     #[must_use]
@@ -146,8 +163,8 @@ impl<'a> Resolver<'a> {
         let mut report = self.report.clone();
         if let Some(dwarf) = &self.dwarf {
             report.dwarf = dwarf.state.clone();
-            if dwarf.has_alternate {
-                let why = "its debug information refers to a file of dwz, which is not read: inlined \
+            if dwarf.lacks_alternate {
+                let why = "its debug information links to a file of dwz that is not there: inlined \
                            functions are missing";
                 report.problems.push(why.to_owned());
             }
@@ -255,10 +272,11 @@ impl<'a> Resolver<'a> {
             return Vec::new();
         }
         let (main, debug, limit) = (&self.main, &self.debug, self.options.dwarf_limit);
+        let alternate = self.alternate.as_ref();
         let dwarf = self.dwarf.get_or_insert_with(|| {
             let mut files = vec![main];
             files.extend(debug);
-            Dwarf::load(&files, limit)
+            Dwarf::load(&files, alternate, limit)
         });
         dwarf.frames(address, function_is_named)
     }
@@ -292,7 +310,13 @@ impl<'a> Resolver<'a> {
         let symbols = self.symbols.as_ref()?;
         // Between two functions, a return address lies right behind: that of a function which nothing
         // has called (`__start_context`, a signal's restorer).
-        let find = |address: u64| symbols.find(address).map(|index| (address, index));
+        let end_of = |start: u64| {
+            *self.ends.borrow_mut().entry(start).or_insert_with(|| {
+                let code = self.main.read_address(start, LOOK, "a function").ok()?;
+                end_of_function(&code, start)
+            })
+        };
+        let find = |address: u64| symbols.find(address, end_of).map(|index| (address, index));
         let (address, index) = find(address).or_else(|| {
             // Behind an unexported function's last byte the next function begins.
             let is_of_another =
@@ -328,12 +352,7 @@ impl<'a> Resolver<'a> {
                 problems.push(error.to_string());
             }
         }
-        let end_of = |address: u64, most: u64| {
-            let code = self.main.read_address(address, most, "a function").ok()?;
-            end_of_function(&code, address)
-        };
-        let next_after = |address| self.functions().next_after(address);
-        table.finish(&self.main.code_ranges(), next_after, end_of);
+        table.finish(&self.main.code_ranges(), |address| self.functions().next_after(address));
         self.report.symbols = table.len();
         self.report.symbols_dropped = table.dropped;
         self.report.problems.append(&mut problems);

@@ -117,6 +117,8 @@ impl<'a> Scopes<'a> {
             Some(AttributeValue::DebugInfoRef(declaration)) => {
                 self.path_in_other_unit(declaration, child, steps)
             }
+            // In the file of dwz: the name without scopes is known.
+            Some(AttributeValue::DebugInfoRefSup(_)) => return None,
             _ => None,
         };
         if declared.is_some() {

@@ -24,8 +24,8 @@ const CHUNK_SYMBOLS: usize = 4096;
 /// other code.
 const MAX_FUNCTION: u64 = 16 << 10;
 const MAX_LABEL: u64 = 4 << 10;
-/// Functions without a size whose end is looked for in their instructions.
-const MOST_ENDS: usize = 1 << 14;
+/// Marks the size of a function that has none of its own.
+const GUESSED: u32 = 1 << 31;
 /// Behind a function that is no longer lies padding.
 const ALIGNED: u64 = 16;
 /// How far a lookup goes back in search of a function that holds the address.
@@ -80,7 +80,13 @@ impl Symbol {
     }
 
     fn holds(self, address: u64) -> bool {
-        address.checked_sub(self.address()).is_some_and(|inside| inside < u64::from(self.size))
+        let size = u64::from(self.size & !GUESSED);
+        address.checked_sub(self.address()).is_some_and(|inside| inside < size)
+    }
+
+    /// A function whose size is that of the room behind it.
+    fn is_guessed(self) -> bool {
+        self.size & GUESSED != 0
     }
 }
 
@@ -177,15 +183,8 @@ impl<'a> SymbolTable<'a> {
     }
 
     /// Sorts, and gives symbols without a size the room up to the next symbol of their section, or to the next
-    /// function that `next_function` knows behind an address; a function no more than up to where its
-    /// instructions end, if `end_of` finds that. Hidden functions may follow, which have other names.
-    pub fn finish(
-        &mut self,
-        code: &[(u64, u64)],
-        next_function: impl Fn(u64) -> Option<u64>,
-        end_of: impl Fn(u64, u64) -> Option<u64>,
-    ) {
-        let mut looks = MOST_ENDS;
+    /// function that `next_function` knows behind an address.
+    pub fn finish(&mut self, code: &[(u64, u64)], next_function: impl Fn(u64) -> Option<u64>) {
         self.symbols.sort_unstable_by_key(|symbol| symbol.key);
         let mut next = u64::MAX;
         let mut last = u64::MAX;
@@ -199,13 +198,8 @@ impl<'a> SymbolTable<'a> {
                 let end = range_of(code, address).map_or(address, |(_, end)| end);
                 let end = end.min(next).min(next_function(address).unwrap_or(end));
                 let most = if symbol.is_label() { MAX_LABEL } else { MAX_FUNCTION };
-                let mut size = end.saturating_sub(address).min(most);
-                if !symbol.is_label() && size > ALIGNED && looks > 0 {
-                    looks -= 1;
-                    let own = end_of(address, size).and_then(|end| end.checked_sub(address));
-                    size = own.map_or(size, |own| own.min(size));
-                }
-                symbol.size = u32::try_from(size).unwrap_or(u32::MAX);
+                let size = u32::try_from(end.saturating_sub(address).min(most)).unwrap_or(0);
+                symbol.size = if symbol.is_label() { size } else { size | GUESSED };
             }
         }
         self.symbols.shrink_to_fit();
@@ -223,14 +217,24 @@ impl<'a> SymbolTable<'a> {
 
     /// The index of the symbol that names `address`: the same for all addresses of one function, so
     /// that its demangled name can be cached.
+    ///
+    /// A function without a size reaches no further than its instructions, if `end_of` finds where they
+    /// end: hidden functions may follow, which have other names.
     #[must_use]
-    pub fn find(&self, address: u64) -> Option<usize> {
+    pub fn find(&self, address: u64, end_of: impl Fn(u64) -> Option<u64>) -> Option<usize> {
         let end = self.symbols.partition_point(|symbol| symbol.address() <= address);
         let mut label = None;
         let mut function = None;
         for index in (end.saturating_sub(MAX_LOOK_BACK)..end).rev() {
             let symbol = *self.symbols.get(index)?;
             if !symbol.holds(address) {
+                continue;
+            }
+            let start = symbol.address();
+            if symbol.is_guessed()
+                && address.saturating_sub(start) >= ALIGNED
+                && end_of(start).is_some_and(|end| address >= end)
+            {
                 continue;
             }
             if !symbol.is_label() {
@@ -275,13 +279,13 @@ impl<'a> SymbolTable<'a> {
                 Some((order, symbol.size, name))
             })
             .min_by(|left, right| (&left.0, &left.2).cmp(&(&right.0, &right.2)))?;
-        Some(Hit { address: first.address(), size: best.1, raw_name: best.2 })
+        Some(Hit { address: first.address(), size: best.1 & !GUESSED, raw_name: best.2 })
     }
 
     /// The symbol that names `address`.
     #[must_use]
     pub fn lookup(&self, address: u64) -> Option<Hit> {
-        self.read(self.find(address)?, address)
+        self.read(self.find(address, |_| None)?, address)
     }
 
     fn name(&self, symbol: Symbol) -> Option<Vec<u8>> {

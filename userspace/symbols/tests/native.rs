@@ -78,7 +78,12 @@ fn a_function_without_a_size_ends_where_its_instructions_do() {
 
 #[test]
 fn a_name_that_begins_with_a_dollar_is_a_name() {
-    let Some(path) = compile("cc", "dollar.c", "dollar", &["-O1"]) else { return };
+    let Some(compiled) = compile("cc", "dollar.c", "dollar-plain", &["-O1"]) else { return };
+    let path = place("dollar");
+    let [from, to] = [&compiled, &path].map(|path| path.to_str().unwrap());
+    if run("objcopy", &["--redefine-sym", "paid=$s4shop3payyS2iF", from, to]).is_none() {
+        return;
+    }
     let function = symbol(&path, "$s4shop3payyS2iF");
     let found = resolve(&fs::read(&path).unwrap(), &[function.address + 1]);
     let names: Vec<&str> = found[0].frames.iter().map(|frame| &*frame.name).collect();
@@ -106,6 +111,47 @@ fn lines_of_cpp_agree_with_addr2line() {
         return;
     };
     assert!(deep > 50, "only {deep} addresses in inlined calls");
+}
+
+#[test]
+fn debug_information_in_a_file_of_dwz_reads_the_same() {
+    let built = |name| compile("g++", "shop.cc", name, &["-g", "-O2"]);
+    let (Some(path), Some(other)) = (built("shop-dwz"), built("shop-dwz-other")) else { return };
+    let function = symbol(&path, "main");
+    let addresses: Vec<u64> = (function.address..function.address + function.size).collect();
+    let plain = resolve(&fs::read(&path).unwrap(), &addresses);
+    let common = place("shop-dwz-common.debug");
+    let [first, second] = [&path, &other].map(|path| path.to_str().unwrap());
+    let arguments = ["-m", common.to_str().unwrap(), first, second];
+    if run("dwz", &arguments).is_none() {
+        return;
+    }
+    let bytes = fs::read(&path).unwrap();
+    let file: &[u8] = &bytes;
+    let link = ElfFile::open(&file).unwrap().alternate_link().expect("dwz has left a link");
+    let alternate = FileAt::new(File::open(&common).unwrap()).unwrap();
+    let places = debug_files::alternates(&path, &link);
+    assert!(places.contains(&common), "{places:?}");
+    assert!(debug_files::accept(&alternate, Some(&link.build_id), None));
+    let mut resolver = Resolver::new(&file, None, Options::default()).unwrap();
+    resolver.set_alternate(&alternate);
+    let found = resolver.resolve(&addresses);
+    assert!(resolver.report().problems.is_empty());
+    let lines = |found: &[strata_symbols::Resolved]| -> Vec<Vec<_>> {
+        let of = |frame: &strata_symbols::SymbolFrame| (frame.file.clone(), frame.line);
+        found.iter().map(|found| found.frames.iter().map(of).collect()).collect()
+    };
+    assert!(plain.iter().filter(|found| found.frames.len() > 1).count() > 50);
+    assert_eq!(lines(&found), lines(&plain));
+    for (found, plain) in found.iter().zip(&plain) {
+        for (found, plain) in found.frames.iter().zip(&plain.frames) {
+            // Without a linkage name it has no scopes there.
+            let is_same = found.name == plain.name || plain.name.ends_with(&*found.name);
+            assert!(is_same, "{} and {}", found.name, plain.name);
+        }
+    }
+    let without = resolve(&bytes, &addresses);
+    assert!(lines(&without) != lines(&plain), "nothing was in the other file");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::table::{Load, Piece, Statistics, UnwindTable};
 
 const MAGIC: [u8; 8] = *b"strataUT";
 /// Changes with this format, with the meaning of rules, and with how tables are built.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 const HEADER: usize = 8 + 4 + 4 + 8 + 8;
 const RULE_WORDS: usize = size_of::<Rule>() / 4;

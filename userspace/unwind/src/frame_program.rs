@@ -260,7 +260,8 @@ impl<'a> Program<'_, 'a> {
     fn set_cfa_offset(&self, state: &mut State, new: i64) -> Option<()> {
         match &mut state.cfa {
             Cfa::Register { offset, .. } => *offset = new,
-            Cfa::Expression(_) => return None,
+            // As libgcc and gdb: the expression stays in force.
+            Cfa::Expression(_) => {}
         }
         Some(())
     }

@@ -95,6 +95,11 @@ pub const TEST: &[Need] = &[
         packages: &["binutils"],
     },
     Need {
+        why: "puts what debug files have in common into one of its own, as distributions do",
+        found: Found::Programs(&["dwz"]),
+        packages: &["dwz"],
+    },
+    Need {
         why: "compresses a .gnu_debugdata section",
         found: Found::Programs(&["xz"]),
         packages: &["xz-utils"],

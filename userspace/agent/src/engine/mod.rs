@@ -173,7 +173,13 @@ impl Engine {
         let mut scanner = Scanner::default();
         scanner.scan(&mut table);
         let loading = Loading::start(&mut programs, &mut store).map_err(EngineError::Files)?;
-        let selection = Selection::new(options.wanted, &table);
+        let pids = options.wanted.pids.clone();
+        let mut selection = Selection::new(options.wanted, &table);
+        // Of those that have ended meanwhile there is no event.
+        let is_gone = |pid: &u32| {
+            table.get(*pid).is_none() && !std::path::Path::new(&format!("/proc/{pid}")).exists()
+        };
+        pids.into_iter().filter(is_gone).for_each(|pid| selection.ended(pid));
         table.forget_refusals(|pid| selection.surely_drops(pid));
         let waits = match options.kinds.contains(Kind::OffCpu) {
             true => Waits::sampled(),

@@ -196,15 +196,13 @@ fn accessor(name: &str, shape: Shape) -> Option<String> {
     Some(format!("{}.{kind}", if is_indexer { "this[]" } else { property }))
 }
 
-/// Whether what looks like an accessor is a method of a person who writes names so: `get_user_name`,
-/// `raise_error`. Properties may begin with a small letter, above all those of F#; but in the middle of
-/// a name they have capitals, and only `Item` has an index.
+/// Whether what looks like an accessor is a method whose name is written so: `get_user(id)`,
+/// `raise_error(text)`. Properties may begin with a small letter; but only `Item` has an index, and
+/// events that are raised begin with a capital.
 fn is_snake_case(kind: &str, property: &str, shape: Shape) -> bool {
     let own_parameters = usize::from(kind != "get");
     property.starts_with(char::is_lowercase)
-        && (property.contains('_')
-            || kind == "raise"
-            || shape.parameters.is_some_and(|count| count > own_parameters))
+        && (kind == "raise" || shape.parameters.is_some_and(|count| count > own_parameters))
 }
 
 /// Interfaces with several arguments have no space after the comma.

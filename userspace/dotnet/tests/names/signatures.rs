@@ -153,8 +153,7 @@ fn signatures_tell_accessors_from_methods_called_alike() {
     let int_of_int = [0x20, 1, 0x08, 0x08];
     assert_eq!(name("get_x", &int_of_int), "A.get_x");
     assert_eq!(name("get_Item", &int_of_int), "A.this[].get");
-    assert_eq!(name("get_user_name", &int), "A.get_user_name");
-    assert_eq!(name("get_userName", &int), "A.userName.get");
+    assert_eq!(name("get_user_name", &int), "A.user_name.get");
     assert_eq!(name("raise_error", &void_of_int), "A.raise_error");
     // void modreq(IsExternalInit) (int)
     assert_eq!(name("set_x", &[0x20, 1, 0x1f, 0x05, 0x01, 0x08]), "A.x.init");

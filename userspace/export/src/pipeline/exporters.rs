@@ -182,9 +182,14 @@ impl Exporters {
         self.has_too_many = false;
         let until = Instant::now() + PATIENCE;
         let mut before: HashMap<String, (Sequences, Option<FolderQueue>)> = HashMap::new();
+        // What a process before this one left has not arrived yet.
+        let mut unread = HashSet::new();
         for old in self.exporters.drain(..) {
             // Its folder may be opened again.
             if let Some(unfinished) = old.unfinished {
+                if unfinished.is_reading() {
+                    unread.insert(old.exporter.name.clone());
+                }
                 unfinished.end(until);
             }
             before.insert(old.exporter.name, (old.sequences, old.folder));
@@ -194,7 +199,7 @@ impl Exporters {
                 state.set_most_values(exporter.label_values);
             }
             let old = before.remove(&exporter.name);
-            let is_new = old.is_none();
+            let is_new = old.is_none() || unread.contains(&exporter.name);
             let (sequences, folder) = old.unwrap_or_default();
             let mut pending = self.pending(exporter, Whose::All);
             if is_new {

@@ -73,6 +73,11 @@ impl UnfinishedQueue {
         }
     }
 
+    /// Whether that is under way.
+    pub fn is_reading(&self) -> bool {
+        self.left.is_some()
+    }
+
     /// Its profiles, once; none if they are not read until then, or are none.
     pub fn left(&mut self, until: Instant) -> Vec<Outgoing> {
         let Some(receiver) = &self.left else { return Vec::new() };

@@ -25,7 +25,7 @@ use crate::identity::{FileIdentity, IdentityTrust, trust_of_filesystem};
 use crate::protocol::{Locator, OpenedFacts, ProcessRef};
 
 /// The largest file that is copied from a filesystem that may hang.
-const MAX_COPY: u64 = 64 << 20;
+pub(crate) const MAX_COPY: u64 = 64 << 20;
 /// A server that is merely slow is no reason to call its files, and their process, hung.
 const COPYING: Duration = Duration::from_secs(3);
 /// How often a walk is tried again when a rename raced with it (openat2(2), EAGAIN).
@@ -169,9 +169,8 @@ impl Resolver {
         let facts = OpenedFacts { identity, filesystem_magic, deleted, owner, copied: false };
         if trust == IdentityTrust::WithinProcess {
             let copy = match self.most_copied {
-                Some(most) if identity.size > most.min(MAX_COPY) => {
-                    return Err((Refusal::TooLarge, 0));
-                }
+                Some(_) if identity.size > MAX_COPY => return Err((Refusal::TooLarge, 0)),
+                Some(most) if identity.size > most => return Err((Refusal::NotCopied, 0)),
                 Some(_) => copy_of(file.as_fd(), identity.size)?,
                 None => copy_of(file.as_fd(), 0)?,
             };
@@ -237,7 +236,7 @@ fn copy_of(file: BorrowedFd<'_>, size: u64) -> Result<OwnedFd, Refused> {
         let wanted = usize::try_from(size - offset).unwrap_or(usize::MAX).min(chunk.len());
         let Some(buffer) = chunk.get_mut(..wanted) else { break };
         if Instant::now() >= until {
-            return Err((Refusal::TooLarge, 0));
+            return Err((Refusal::NotCopied, 0));
         }
         let length = rustix::io::pread(file, &mut *buffer, offset).map_err(refused)?;
         let read =

@@ -22,7 +22,7 @@ pub enum Culprit {
     Locator(Locator),
     Process(ProcessRef),
     /// The files of one kind of work. Each of them may be read with others: a process can choose a
-    /// debug file for a library of everybody's.
+    /// debug file for a library that all map.
     Files(Vec<FileIdentity>, u8),
 }
 

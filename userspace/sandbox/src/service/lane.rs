@@ -16,7 +16,7 @@ use crate::channel::{Channel, Envelope, Wait};
 use crate::child::Child;
 use crate::error::{ChildKind, Death, FileError, Refusal};
 use crate::identity::{IdentityTrust, trust_of_filesystem};
-use crate::opener::Lane;
+use crate::opener::{Lane, MAX_COPY};
 use crate::process_text;
 use crate::protocol::{Locator, OpenReply, OpenRequest, ProcessRef};
 use crate::waiting::Grace;
@@ -278,7 +278,10 @@ impl OpenerLane {
             };
             let Some(open) = self.waiting.take(has_its_share) else { return };
             let PendingOpen { user, identity_only, .. } = open;
-            let room = shared.config.copies.saturating_sub(shared.copies.load(Ordering::Relaxed));
+            // What another request may be copying.
+            let copying = in_flight.iter().filter(|open| is_slow && !open.identity_only).count();
+            let taken = shared.copies.load(Ordering::Relaxed) + copying as u64 * MAX_COPY;
+            let room = shared.config.copies.saturating_sub(taken);
             let most_copied = (!identity_only).then_some(room);
             let request = OpenRequest { id: open.id, locator: open.locator, most_copied };
             match running.channel.send(&request.encode(), &[], Wait::DontWait) {

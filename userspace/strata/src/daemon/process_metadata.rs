@@ -427,6 +427,22 @@ impl ProcessMetadata {
         }
     }
 
+    /// Whether a runtime may still say in which container a process is; not for ever.
+    pub fn awaits_container(
+        &self,
+        engine: &Engine,
+        containers: &dyn Containers,
+        image: ImageId,
+    ) -> bool {
+        let group = engine.groups.known(image);
+        let Some(id) = group.and_then(|group| group.container.as_deref()) else { return false };
+        let is_early = || {
+            let process = self.kept.get(&image);
+            process.is_some_and(|process| process.met.elapsed() < UNDECIDED)
+        };
+        containers.of(id).is_none() && !containers.is_unknown(id) && is_early()
+    }
+
     /// The identity of an AppDomain of a process; 0 for a process with at most one.
     pub fn who(
         &mut self,
@@ -468,6 +484,7 @@ impl ProcessMetadata {
             process.is_go,
             recorded,
             version,
+            group.map(|group| (&group.path, &group.container, &group.unit)),
         );
         let state = self.hasher.hash_one(state);
         // Numbers of AppDomains are a process's claim.

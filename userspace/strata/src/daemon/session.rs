@@ -427,10 +427,15 @@ impl Daemon {
     fn admit(&mut self) {
         let candidates: Vec<_> = self.engine.managed.candidates().collect();
         for (image, pid) in candidates {
+            // A process that does nothing has no sample yet, and is what a rule may protect.
+            self.engine.groups.note(image, pid);
             let configuration = &self.configuration;
             let who =
                 self.flusher.processes.who(&self.engine, configuration, &self.runtimes, image, 0);
-            if !self.flusher.processes.is_read(image) {
+            let processes = &self.flusher.processes;
+            if !processes.is_read(image)
+                || processes.awaits_container(&self.engine, &self.runtimes, image)
+            {
                 continue;
             }
             let decided = who.as_ref().and_then(|who| who.decision.bridge);

@@ -68,7 +68,8 @@ const WAITING_MEMORY: usize = 64 << 20;
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
-    hangup: Signal,
+    /// `nohup` ignores it, for the recording and its command.
+    hangup: Option<Signal>,
     quit: Signal,
     /// When the first one came that ends the recording.
     asked_to_end: Option<Instant>,
@@ -80,7 +81,10 @@ impl Signals {
         Ok(Self {
             interrupt: take(SignalKind::interrupt())?,
             terminate: take(SignalKind::terminate())?,
-            hangup: take(SignalKind::hangup())?,
+            hangup: match is_ignored(libc::SIGHUP) {
+                true => None,
+                false => Some(take(SignalKind::hangup())?),
+            },
             quit: take(SignalKind::quit())?,
             asked_to_end: None,
         })
@@ -90,22 +94,42 @@ impl Signals {
         tokio::select! {
             _ = self.interrupt.recv() => libc::SIGINT,
             _ = self.terminate.recv() => libc::SIGTERM,
-            _ = self.hangup.recv() => libc::SIGHUP,
+            _ = received(&mut self.hangup) => libc::SIGHUP,
             _ = self.quit.recv() => libc::SIGQUIT,
         }
     }
+}
+
+async fn received(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => _ = signal.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn is_ignored(signal: i32) -> bool {
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: no action is set; the other pointer is valid for the call, and the struct plain data.
+    let action = unsafe {
+        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+        action.assume_init()
+    };
+    action.sa_sigaction == libc::SIG_IGN
+}
+
+/// The process of a thread: what `top -H` shows is its number.
+fn process_of(thread: u32) -> Result<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    let process = process.and_then(|process| process.trim().parse().ok());
+    process.with_context(|| format!("there is no process {thread}"))
 }
 
 /// Records as planned. Everything that can fail early fails before sampling starts.
 pub async fn record(plan: &Plan) -> Result<Recorded> {
     let user = User::of_recording(plan.user.as_deref())?;
     output::check(plan.files()?.iter().map(|file| file.path.as_path()), user.as_ref())?;
-    for &pid in &plan.wanted.pids {
-        anyhow::ensure!(
-            std::path::Path::new(&format!("/proc/{pid}")).exists(),
-            "there is no process {pid}"
-        );
-    }
+    let wanted = wanted(plan)?;
     let mut signals = Signals::new()?;
     priority::set_priority(priority::RECORDING_PRIORITY);
     // Counting costs a little, and only scripts and the curious look at it.
@@ -127,7 +151,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
             wall: plan.kinds.contains(Kind::Wall),
             clr_events: !plan.kinds.and(CLR_EVENTS).is_empty(),
         },
-        wanted: wanted(plan),
+        wanted,
         kinds: plan.kinds,
         times: if plan.timeline { plan.kinds } else { Kinds::NONE },
         frequencies: plan.frequencies(),
@@ -172,11 +196,12 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
     // It is waited for later, and not by this event loop.
     std::mem::forget(command);
     // From here on a second Ctrl-C ends strata at once, whatever it is doing.
-    let all = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+    let all = [libc::SIGINT, libc::SIGTERM, libc::SIGQUIT, libc::SIGHUP];
+    let all = if signals.hangup.is_some() { &all[..] } else { &all[..3] };
     let text = "\nstrata: stopped before the profile was written\n";
     match signals.asked_to_end.is_some() {
-        true => second_signal::ends_at_once(&all, text),
-        false => second_signal::ends_at_the_second(&all, text),
+        true => second_signal::ends_at_once(all, text),
+        false => second_signal::ends_at_the_second(all, text),
     }
     drop(signals);
     engine.finish(PATIENCE);
@@ -198,11 +223,14 @@ fn variables(plan: &Plan) -> Vec<Variable> {
     })
 }
 
-fn wanted(plan: &Plan) -> Wanted {
+fn wanted(plan: &Plan) -> Result<Wanted> {
     let mut wanted = plan.wanted.clone();
+    for pid in &mut wanted.pids {
+        *pid = process_of(*pid)?;
+    }
     // With a command and no other wish, only the command is recorded.
     wanted.only_roots = !plan.command.is_empty();
-    wanted
+    Ok(wanted)
 }
 
 async fn run(

@@ -10,7 +10,7 @@
 mod link;
 mod notes;
 
-pub use link::DebugLink;
+pub use link::{AlternateLink, DebugLink};
 
 use crate::read_at::read_bytes;
 use crate::{Error, ReadAt, compressed};

@@ -1,6 +1,5 @@
-/* A function named as Swift's compiler names those of Linux programs. */
-int paid(int order) __asm__("$s4shop3payyS2iF");
-
+/* Its function is called as Swift's compiler would call it, once it is compiled: assemblers take a
+ * dollar for the beginning of a number. */
 __attribute__((noinline)) int paid(int order)
 {
     return order * 3 + 1;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use strata_sandbox::{FileError, Locator, Reply, Request};
+use strata_sandbox::{FileError, Locator, Refusal, Reply, Request};
 
 use super::{
     Asked, BUSY_FOR, Delay, Loading, State, TableKey, TableState, again_after, is_same, load,
@@ -11,6 +11,10 @@ use crate::kernel::loader::Programs;
 use crate::processes::mapped::FileId;
 use crate::processes::table::ProcessTable;
 use crate::tables::store::Store;
+
+fn is_not_copied(error: &FileError) -> bool {
+    matches!(error, FileError::Refused { refusal: Refusal::NotCopied, .. })
+}
 
 impl Loading {
     /// Takes the answers that have come.
@@ -75,7 +79,8 @@ impl Loading {
             }
             Ok(_) => self.fail(file, "an answer to another question".into()),
             Err(error) if error.may_pass() => self.delay(file, Delay::Overload),
-            Err(_) if fallback.is_some() => {
+            // By its path it would be the same file.
+            Err(error) if fallback.is_some() && !is_not_copied(&error) => {
                 if let Some(locator) = fallback {
                     let next = match &locator {
                         Locator::InRoot { path, .. } => Some(Locator::Host { path: path.clone() }),

@@ -20,7 +20,11 @@ type Op<'a> = Operation<EndianSlice<'a, LittleEndian>>;
 
 /// The number of the rule for a state.
 pub(crate) fn rule_of(state: &State, common: &Common, section: &[u8], rules: &mut Rules) -> u16 {
-    if common.signal {
+    // Others mark frames so that debuggers do not expect them to be at a higher address than the one
+    // before: OCaml's stack switches, corosensei's.
+    let is_kernels = !stack_pointer_is_cfa(state.sp)
+        || matches!(state.return_address, Saved::Expression(_) | Saved::ValueExpression(_));
+    if common.signal && is_kernels {
         return rules.packed(Packed::SIGNAL);
     }
     if let Some(word) = packed_of(state) {
