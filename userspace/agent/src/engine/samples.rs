@@ -411,9 +411,14 @@ impl Engine {
     pub(super) fn meet_executed(&mut self) {
         for pid in std::mem::take(&mut self.processes.executed) {
             let Some(image) = self.table.get(pid).map(|process| process.image) else { continue };
-            if self.groups.note(image, pid) {
-                self.note_newcomer(image, pid);
-            }
+            self.meet(image, pid);
+        }
+    }
+
+    /// Reads who a process is that has no sample yet.
+    pub fn meet(&mut self, image: ImageId, pid: u32) {
+        if self.groups.note(image, pid) {
+            self.note_newcomer(image, pid);
         }
     }
 }

@@ -428,7 +428,7 @@ impl Daemon {
         let candidates: Vec<_> = self.engine.managed.candidates().collect();
         for (image, pid) in candidates {
             // A process that does nothing has no sample yet, and is what a rule may protect.
-            self.engine.groups.note(image, pid);
+            self.engine.meet(image, pid);
             let configuration = &self.configuration;
             let who =
                 self.flusher.processes.who(&self.engine, configuration, &self.runtimes, image, 0);
