@@ -245,6 +245,34 @@ fn stacks_of_coroutines_are_whole_and_begin_where_the_coroutine_does() -> Result
     Ok(())
 }
 
+/// As OCaml 5's: C runs on the thread's stack, OCaml on stacks of its own, above or below.
+#[test]
+fn stacks_go_on_where_another_stack_was_left() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let program = targets::c("stack_switches").build()?;
+    let recorded = strata::record()?.frequency(997).command(program, &["2"]).run()?;
+    let own = recorded.stacks()?.of_comm("stack_switches");
+    for (leaf, callers) in [
+        ("burn_above", ["on_stack", "switches_up", "on_stack", "main"]),
+        ("burn_below", ["on_stack", "switches_down", "on_stack", "main"]),
+        ("burn_in_fiber", ["on_fiber", "starts_fiber", "on_fiber", "main"]),
+        ("burn_outside", ["leaves", "leaves_up", "on_stack", "main"]),
+    ] {
+        let burning = own.that(|stack| stack.has(leaf));
+        let whole = burning.share_that(|stack| {
+            let mut names = stack.frames.iter().map(|frame| frame.name.as_str());
+            names.any(|name| name == leaf) && callers.iter().all(|name| names.next() == Some(name))
+        });
+        println!("{leaf}: {} samples, {whole:.3} whole", burning.total());
+        for stack in burning.stacks.iter().take(2) {
+            println!("  {} x {}", stack.count, stack.line());
+        }
+        // The first samples are copies of one stack.
+        assert!(burning.total() > 100 && whole > 0.95, "{leaf}: {whole}");
+    }
+    Ok(())
+}
+
 /// As npm's `bun.exe`: a program for Linux that is named as an assembly, of whose code nothing is
 /// described, its first instructions included, and which is too large to be decoded.
 #[test]

@@ -156,7 +156,8 @@ impl Packed {
     }
 }
 
-/// The CFA is what lies at `base + cfa_offset`, plus `deref_add`.
+/// The CFA is what lies at `base + cfa_offset`, plus `deref_add`. With another base than the frame pointer it
+/// is on another stack, and may lie below the frame.
 pub const FLAG_DEREF: u8 = 1;
 /// Saved registers lie relative to the frame pointer, not to the CFA (stack realignment).
 pub const FLAG_SAVES_AT_FP: u8 = 2;
@@ -168,9 +169,12 @@ pub const FLAG_FP_SAVED: u8 = 8;
 pub const FLAG_EXTRA_SAVED: u8 = 16;
 /// The return address is not where calls leave it but at CFA + `ra_offset`.
 pub const FLAG_RA_OFFSET: u8 = 32;
-/// `index_register` times `index_scale` is added to `base + cfa_offset` (hand-written assembly that keeps
+/// `index_register` times `second` is added to `base + cfa_offset` (hand-written assembly that keeps
 /// the caller's stack pointer behind an array).
 pub const FLAG_INDEXED: u8 = 64;
+/// With `FLAG_DEREF`, never with `FLAG_INDEXED`: what lies there is an address; the CFA is what lies at that
+/// plus `second`, plus `deref_add` (OCaml 5's fibers: the stack pointer of the parent of a stack).
+pub const FLAG_DEREF_TWICE: u8 = 128;
 
 /// A whole rule, as the kernel's rule array holds it.
 ///
@@ -190,7 +194,8 @@ pub struct Rule {
     pub fp_offset: i32,
     pub extra_offset: i32,
     pub ra_offset: i32,
-    pub index_scale: u32,
+    /// What [`FLAG_INDEXED`] or [`FLAG_DEREF_TWICE`] says.
+    pub second: u32,
 }
 
 const _: () = assert!(size_of::<Rule>() == 32);
@@ -210,7 +215,7 @@ impl Rule {
             fp_offset: 0,
             extra_offset: 0,
             ra_offset: 0,
-            index_scale: 0,
+            second: 0,
         }
     }
 

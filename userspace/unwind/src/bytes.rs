@@ -15,7 +15,7 @@ use crate::table::{Load, Piece, Statistics, UnwindTable};
 
 const MAGIC: [u8; 8] = *b"strataUT";
 /// Changes with this format, with the meaning of rules, and with how tables are built.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 const HEADER: usize = 8 + 4 + 4 + 8 + 8;
 const RULE_WORDS: usize = size_of::<Rule>() / 4;
@@ -164,7 +164,7 @@ impl Writer {
         let offsets =
             [rule.cfa_offset, rule.deref_add, rule.fp_offset, rule.extra_offset, rule.ra_offset];
         offsets.iter().for_each(|offset| self.u32(*offset as u32));
-        self.u32(rule.index_scale);
+        self.u32(rule.second);
     }
 }
 
@@ -211,7 +211,7 @@ impl<'a> Reader<'a> {
                 fp_offset: self.i32()?,
                 extra_offset: self.i32()?,
                 ra_offset: self.i32()?,
-                index_scale: self.u32()?,
+                second: self.u32()?,
             };
             check_rule(&rule, number)?;
             rules.push(rule);
@@ -263,22 +263,17 @@ impl<'a> Reader<'a> {
 
 fn check_rule(rule: &Rule, number: u32) -> Result<(), FormatError> {
     const KINDS: u32 = Kind::Goroutine as u32;
-    const FLAGS: u8 = rule::FLAG_DEREF
-        | rule::FLAG_SAVES_AT_FP
-        | rule::FLAG_RA_IN_REGISTER
-        | rule::FLAG_FP_SAVED
-        | rule::FLAG_EXTRA_SAVED
-        | rule::FLAG_RA_OFFSET
-        | rule::FLAG_INDEXED;
     let kind = rule.packed.kind();
     let known = if kind == Kind::Extended as u32 {
         rule.packed.field() == number
             && rule.base < register::COUNT
             && rule.ra_register < register::COUNT
-            && rule.flags & !FLAGS == 0
             && rule.index_register < register::COUNT
-            && (rule.flags & rule::FLAG_INDEXED != 0
-                || (rule.index_register, rule.index_scale) == (0, 0))
+            && match (rule.flags & rule::FLAG_INDEXED, rule.flags & rule::FLAG_DEREF_TWICE) {
+                (0, 0) => (rule.index_register, rule.second) == (0, 0),
+                (0, _) => rule.index_register == 0 && rule.flags & rule::FLAG_DEREF != 0,
+                (_, twice) => twice == 0,
+            }
     } else {
         let field = rule.packed.field();
         let field_is_known = if kind == Kind::Sp as u32 || kind == Kind::Fp as u32 {

@@ -8,8 +8,10 @@ use gimli::{
     UnwindSection, X86_64,
 };
 use object::{Object, ObjectSection, ObjectSymbol};
+use strata_abi::register;
 use strata_abi::rule::{
-    FLAG_EXTRA_SAVED, FLAG_FP_SAVED, FLAG_RA_IN_REGISTER, FLAG_SAVES_AT_FP, Kind, Packed, Rule,
+    FLAG_DEREF, FLAG_DEREF_TWICE, FLAG_EXTRA_SAVED, FLAG_FP_SAVED, FLAG_RA_IN_REGISTER,
+    FLAG_SAVES_AT_FP, Kind, Packed, Rule,
 };
 use strata_unwind::FileAt;
 use strata_unwind::{Limits, UnwindTable, build};
@@ -212,6 +214,13 @@ fn a_frame_that_is_marked_as_a_signals_and_is_none_has_its_own_rows() {
             .cfi_def_cfa_offset 24
             call marked@PLT
             .cfi_endproc
+        .globl fiber
+        .type fiber, @function
+        fiber:
+            .cfi_startproc
+            .cfi_escape 0x0f, 9, 0x77, 0xc0, 0, 0x06, 0x23, 8, 0x06, 0x23, 8
+            call marked@PLT
+            .cfi_endproc
         .section .note.GNU-stack
     ";
     let folder = tempfile::tempdir().unwrap();
@@ -235,6 +244,13 @@ fn a_frame_that_is_marked_as_a_signals_and_is_none_has_its_own_rows() {
         assert_eq!(rule.packed.kind(), Kind::Extended as u32, "{rule:?}");
         assert!(rule.packed != Packed::SIGNAL);
     }
+    // As OCaml 5's `caml_runstack`: the stack pointer of the stack that the handler of this one names.
+    let rule = table.lookup(address("fiber"));
+    assert_eq!(rule.flags, FLAG_DEREF | FLAG_DEREF_TWICE);
+    assert_eq!(
+        (rule.base, rule.cfa_offset, rule.second, rule.deref_add),
+        (register::RSP, 64, 8, 8)
+    );
 }
 
 #[test]

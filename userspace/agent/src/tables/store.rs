@@ -550,7 +550,7 @@ fn rule_words(rule: &Rule) -> [u32; WORDS_PER_RULE] {
         rule.fp_offset as u32,
         rule.extra_offset as u32,
         rule.ra_offset as u32,
-        rule.index_scale,
+        rule.second,
     ]
 }
 

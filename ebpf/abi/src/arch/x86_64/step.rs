@@ -45,7 +45,13 @@ pub fn step<M: Machine>(machine: &mut M, frame: &mut Frame, word: Packed) -> Opt
     let kind = word.kind();
     if kind == Kind::Sp as u32 || kind == Kind::Fp as u32 {
         let base = if kind == Kind::Sp as u32 { frame.sp } else { frame.fp };
-        return to_caller(machine, frame, base.wrapping_add(word.cfa_offset()), word);
+        let cfa = base.wrapping_add(word.cfa_offset());
+        let grown = cfa.wrapping_sub(frame.sp) as i64;
+        // The innermost function may have taken its return address off the stack (OCaml's `caml_c_call`).
+        if grown <= 0 && (grown < 0 || frame.exact & EXACT == 0) {
+            return Some(End::StackNotGrowing);
+        }
+        return to_caller(machine, frame, cfa, word);
     }
     uncommon_step(machine, frame, word)
 }
@@ -73,11 +79,6 @@ fn to_caller<M: Machine>(
     cfa: u64,
     word: Packed,
 ) -> Option<End> {
-    let grown = cfa.wrapping_sub(frame.sp) as i64;
-    // The innermost function may have taken its return address off the stack (OCaml's `caml_c_call`).
-    if grown <= 0 && (grown < 0 || frame.exact & EXACT == 0) {
-        return Some(End::StackNotGrowing);
-    }
     let fp_below = word.fp_below();
     if fp_below != 0 {
         match machine.read(cfa.wrapping_sub(fp_below)) {
@@ -151,6 +152,8 @@ fn uncommon_step<M: Machine>(machine: &mut M, frame: &mut Frame, word: Packed) -
         let Some(base) = extra(machine, frame) else {
             return Some(End::UnreadableStack);
         };
+        // No compiler's frames count from it on the stack of their callee: in OCaml 5's code it holds the
+        // stack pointer while C runs on another stack, above or below.
         return to_caller(machine, frame, base.wrapping_add(word.cfa_offset()), word);
     }
     if kind == Kind::Signal as u32 {
@@ -249,15 +252,24 @@ fn extended_step<M: Machine>(machine: &mut M, frame: &mut Frame, word: Packed) -
         let Some(index) = any_register(machine, frame, rule.index_register) else {
             return Some(End::UnsupportedRule);
         };
-        cfa = cfa.wrapping_add(index.wrapping_mul(rule.index_scale as u64));
+        cfa = cfa.wrapping_add(index.wrapping_mul(rule.second as u64));
     }
     if rule.flags & rule::FLAG_DEREF != 0 {
-        match machine.read(cfa) {
+        let mut value = machine.read(cfa);
+        if rule.flags & rule::FLAG_DEREF_TWICE != 0
+            && let Some(first) = value
+        {
+            value = machine.read(first.wrapping_add(rule.second as u64));
+        }
+        match value {
             Some(value) => cfa = value.wrapping_add(rule.deref_add as i64 as u64),
             None => return Some(End::UnreadableStack),
         }
     }
-    if (cfa.wrapping_sub(frame.sp) as i64) < 0 {
+    // A stack pointer that is loaded through another register than the frame pointer (by which realigned
+    // frames find theirs) is that of another stack, which may lie anywhere.
+    let switches = rule.flags & rule::FLAG_DEREF != 0 && rule.base != register::RBP;
+    if !switches && (cfa.wrapping_sub(frame.sp) as i64) < 0 {
         return Some(End::StackNotGrowing);
     }
     let saves = if rule.flags & rule::FLAG_SAVES_AT_FP != 0 { frame.fp } else { cfa };

@@ -93,6 +93,19 @@ fn extended_of(state: &State, section: &[u8]) -> Option<Rule> {
             [
                 Op::RegisterOffset { register: base, offset, .. },
                 Op::Deref { size: 8, .. },
+                Op::PlusConstant { value },
+                Op::Deref { size: 8, .. },
+                rest @ ..,
+            ] => {
+                rule.base = register_number(u64::from(base.0))?;
+                rule.cfa_offset = i32::try_from(*offset).ok()?;
+                rule.flags |= rule::FLAG_DEREF | rule::FLAG_DEREF_TWICE;
+                rule.second = u32::try_from(*value).ok()?;
+                rule.deref_add = added_constant(rest)?;
+            }
+            [
+                Op::RegisterOffset { register: base, offset, .. },
+                Op::Deref { size: 8, .. },
                 rest @ ..,
             ] => {
                 rule.base = register_number(u64::from(base.0))?;
@@ -113,7 +126,7 @@ fn extended_of(state: &State, section: &[u8]) -> Option<Rule> {
                 rule.cfa_offset = i32::try_from(*offset).ok()?;
                 rule.flags |= rule::FLAG_INDEXED | rule::FLAG_DEREF;
                 rule.index_register = register_number(u64::from(index.0))?;
-                rule.index_scale = u32::try_from(constant_of(scale)?).ok()?;
+                rule.second = u32::try_from(constant_of(scale)?).ok()?;
                 rule.deref_add = added_constant(rest)?;
             }
             _ => return None,
