@@ -168,6 +168,10 @@ fn below(a: u64, b: u64) -> u32 {
 
 #[inline(never)]
 fn search(process: &Process, pc: u64) -> Option<Packed> {
+    // No program's code lies there, and `below` does not order such addresses.
+    if pc >> 63 != 0 {
+        return None;
+    }
     let extents = segment(process.segment)?;
     // The first extent that ends beyond pc.
     let mut first = 0u32;

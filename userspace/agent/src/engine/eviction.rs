@@ -22,6 +22,8 @@ const MANY_FILES: usize = 4096;
 /// With so many more than at the last check, a process maps files without end: they are checked
 /// before the period ends.
 const MANY_NEW_FILES: usize = 8192;
+/// The same of images: each process that starts has two, before and after it executes its program.
+const MANY_NEW_IMAGES: usize = 16_384;
 
 /// Processes without a main thread that are looked for at a time.
 const LEADERLESS_LOOKS: usize = 64;
@@ -38,6 +40,8 @@ pub(super) struct Eviction {
     last_file_sweep: Instant,
     /// Files that were in use at the last check.
     files_in_use: HashSet<FileId>,
+    /// Images that were left at the last check.
+    images: usize,
     /// A flush is being symbolized: its files are not in use here, and needed.
     pub(super) is_symbolizing: bool,
 }
@@ -46,7 +50,8 @@ impl Eviction {
     pub(super) fn new() -> Self {
         let (last_sweep, last_file_sweep) = (Instant::now(), Instant::now());
         let files_in_use = HashSet::new();
-        Self { shortage: None, last_sweep, last_file_sweep, files_in_use, is_symbolizing: false }
+        let (shortage, images, is_symbolizing) = (None, 0, false);
+        Self { shortage, last_sweep, last_file_sweep, files_in_use, images, is_symbolizing }
     }
 }
 
@@ -128,6 +133,11 @@ impl Engine {
         if are_many && !self.eviction.is_symbolizing {
             self.forget_files(true);
         }
+        // A recording has no flushes, and a program may be started many thousand times in a period.
+        let are_many = self.table.image_count() > self.eviction.images + MANY_NEW_IMAGES;
+        if are_many && !self.eviction.is_symbolizing {
+            self.drop_images();
+        }
     }
 
     /// A process has ended.
@@ -179,12 +189,15 @@ impl Engine {
         let programs = &mut self.programs;
         // Process events are needed whatever is sampled.
         self.events.sideband.open_missing(&cpus, &mut |cpu, event| programs.open_event(cpu, event));
+        for &cpu in &switched_on {
+            self.events.sideband.open_on(cpu, &mut |cpu, event| programs.open_event(cpu, event));
+        }
         if !self.programs.is_on() {
             return;
         }
         for &cpu in &switched_on {
             tracing::info!(cpu, "this CPU was switched on, and is sampled from now on");
-            self.sample_anew(cpu);
+            self.restart_on(cpu);
         }
         self.programs.start_awaited();
         let ticks = self.programs.ticks();
@@ -198,10 +211,14 @@ impl Engine {
         }
     }
 
-    fn sample_anew(&mut self, cpu: u32) {
+    fn restart_on(&mut self, cpu: u32) {
         if let Err(error) = self.programs.restart_on(cpu) {
             tracing::warn!(cpu, %error, "this CPU is not sampled until that succeeds");
         }
+    }
+
+    fn sample_anew(&mut self, cpu: u32) {
+        self.restart_on(cpu);
         let programs = &mut self.programs;
         self.events.sideband.open_on(cpu, &mut |cpu, event| programs.open_event(cpu, event));
     }
@@ -211,6 +228,15 @@ impl Engine {
     pub fn forget(&mut self) {
         self.eviction.is_symbolizing = false;
         self.managed.forget_ended();
+        self.drop_images();
+        let crowded = self.table.files.count() > MANY_FILES;
+        if crowded || self.eviction.last_file_sweep.elapsed() >= FILE_SWEEP {
+            self.forget_files(crowded);
+        }
+    }
+
+    /// Drops what is known of programs that neither a process runs nor a sample refers to.
+    fn drop_images(&mut self) {
         let mut images: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
         images.extend(self.waits.owners().map(|(image, _)| image));
         let wall = self.wall.iter().flat_map(Wall::owners);
@@ -224,10 +250,7 @@ impl Engine {
         self.credentials.retain(|image| table.image(image).is_some());
         self.rates.retain(|image| table.image(image).is_some());
         self.managed.forget_left_alone(|image| table.image(image).is_some());
-        let crowded = self.table.files.count() > MANY_FILES;
-        if crowded || self.eviction.last_file_sweep.elapsed() >= FILE_SWEEP {
-            self.forget_files(crowded);
-        }
+        self.eviction.images = self.table.image_count();
     }
 
     /// Drops files that neither a process nor a sample refers to; `crowded`: at the first check.

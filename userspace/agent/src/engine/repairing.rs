@@ -9,7 +9,7 @@
 //! Invariant: reading is done off the event loop, and the same process is read at most once in
 //! [`AGAIN`], but for [`MOST_AT_ONCE`] times of one that is sampled and copies its code.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::{Engine, monotonic_nanos};
@@ -32,6 +32,8 @@ pub(super) struct Repairs {
     /// Events were lost since all processes were read.
     is_lost: bool,
     last_all: Option<Instant>,
+    /// Processes without tables when all others were read after a loss: each at its next sample.
+    unread: HashSet<u32>,
     suspects: HashMap<u32, Suspect>,
     /// Processes whose program or mappings turned out to be out of date.
     pub done: u64,
@@ -107,8 +109,14 @@ impl Repairs {
         }
     }
 
+    /// Whether a sampled process has not been read since events were lost. Answered once.
+    pub fn is_unread(&mut self, pid: u32) -> bool {
+        !self.unread.is_empty() && self.unread.remove(&pid)
+    }
+
     /// A process has ended.
     pub fn forget(&mut self, pid: u32) {
+        self.unread.remove(&pid);
         self.suspects.remove(&pid);
     }
 
@@ -148,7 +156,10 @@ impl Engine {
         let now = self.turn.now;
         let mut pids = self.processes.repairs.due(now);
         if self.processes.repairs.all_are_due(now) {
-            // A process that was never sampled is read at its first sample.
+            // One that was never sampled, or not for long, is read at its next sample.
+            let store = &self.store;
+            let unread = self.table.pids().filter(|pid| !store.is_published(*pid));
+            self.processes.repairs.unread = unread.collect();
             pids.extend(self.store.published());
             self.store.withdraw_inherited(&mut self.programs);
             tracing::debug!(processes = pids.len(), "process events were lost: they are read anew");

@@ -161,9 +161,12 @@ impl Engine {
             self.store.skip(&mut self.programs, header.pid);
             return;
         }
-        if self.table.get(header.pid).is_none() {
+        let is_known = self.table.get(header.pid).is_some();
+        if !is_known {
             // Its start was missed: it is read off the loop, and its stacks wait for that.
             self.table.insert_unknown(header.pid, &comm_text(&header.comm));
+        }
+        if !is_known || self.processes.repairs.is_unread(header.pid) {
             self.processes.repairs.is_missing_some(header.pid, self.turn.now);
         }
         let Some(process) = self.table.get(header.pid) else { return };

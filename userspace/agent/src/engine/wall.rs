@@ -171,6 +171,10 @@ impl Wall {
             self.brief.ran((thread, header.pid), &whole, &mut self.random);
         }
         if let Some(account) = self.threads.get_mut(&header.tid) {
+            // A stack may come after its thread has executed another program, or ended.
+            if account.thread.image != thread.image {
+                return;
+            }
             account.met = account.met.saturating_add(1);
             if account.running.len() >= MOST_RUNNING {
                 let place = self.random.below(account.met) as usize;
