@@ -105,10 +105,11 @@ fn recordings_that_start_in_the_same_second_keep_their_files() -> Result<()> {
 fn a_reader_of_the_standard_output_that_leaves_early_is_no_failure() -> Result<()> {
     let _machine = machine::beside_others()?;
     let script = format!(
-        "{} record --duration 1 -o - --format perf | head -c 100 > /dev/null",
+        "{} record --duration 1 -o - --format perf | head -c 100 > /dev/null; exit ${{PIPESTATUS[0]}}",
         places::strata_binary()?.display()
     );
-    let (_, text) = strata_says(Command::new("/bin/sh").arg("-c").arg(script))?;
+    let (done, text) = strata_says(Command::new("/bin/bash").arg("-c").arg(script))?;
+    assert!(done.status.success(), "{text}");
     assert!(!text.contains("failed") && !text.contains("rescued") && !text.contains("kept in"));
     Ok(())
 }
@@ -163,7 +164,8 @@ fn an_unknown_format_is_refused_with_the_known_ones() -> Result<()> {
     let mut command = Command::new(places::strata_binary()?);
     command.args(["record", "--duration", "1", "-o", "/tmp/strata-test.unknown"]);
     let (done, text) = strata_says(&mut command)?;
-    assert!(!done.status.success() && text.contains(".pb.gz") || text.contains("pprof"));
+    assert!(!done.status.success() && text.contains(".pb.gz") && text.contains("pprof"), "{text}");
+    assert!(!Path::new("/tmp/strata-test.unknown").exists());
     Ok(())
 }
 

@@ -69,7 +69,7 @@ fn workers_of_io_uring_have_whole_stacks_in_the_kernel() -> Result<()> {
         let least = if kind == "off_cpu" { 0.01 } else { 0.3 };
         assert!(workers.total() as f64 > least * stacks.total() as f64, "{kind}");
     }
-    assert_eq!(recorded.summary()?.losses_named(&["stack_unsupported_code"]), 0);
+    assert_eq!(recorded.summary()?.losses_named(&["stack_unsupported_rule"]), 0);
     Ok(())
 }
 

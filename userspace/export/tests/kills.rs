@@ -159,8 +159,8 @@ async fn round(
 }
 
 fn kill(pid: u32) {
-    let killed = Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap();
-    assert!(killed.success());
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }
 
 /// Lets a last child send what is left, and judges.

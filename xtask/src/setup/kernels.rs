@@ -137,7 +137,12 @@ pub fn ensure_busybox() -> Result<PathBuf> {
         eprintln!(
             "· needed: busybox (the guest's shell in vm-test; kept under .cache, not installed)"
         );
-        Release::open("bookworm")?.unpack("busybox-static", &["./bin/busybox"], &directory)?;
+        let unfinished = directory.with_extension("unfinished");
+        _ = fs::remove_dir_all(&unfinished);
+        Release::open("bookworm")?.unpack("busybox-static", &["./bin/busybox"], &unfinished)?;
+        _ = fs::remove_dir_all(&directory);
+        fs::rename(&unfinished, &directory)
+            .with_context(|| format!("cannot put busybox into {}", directory.display()))?;
     }
     Ok(program)
 }

@@ -100,6 +100,16 @@ pub const TEST: &[Need] = &[
         packages: &["dwz"],
     },
     Need {
+        why: "sees what a tracer sees of a program that is sampled",
+        found: Found::Programs(&["strace"]),
+        packages: &["strace"],
+    },
+    Need {
+        why: "makes disks that run full",
+        found: Found::Programs(&["mkfs.ext4", "losetup"]),
+        packages: &["e2fsprogs", "mount"],
+    },
+    Need {
         why: "compresses a .gnu_debugdata section",
         found: Found::Programs(&["xz"]),
         packages: &["xz-utils"],

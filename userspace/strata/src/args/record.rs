@@ -134,7 +134,7 @@ pub struct OutputArgs {
 pub struct UploadArgs {
     /// A server to send the profile to: Pyroscope, a Datadog agent (unix:///socket too) or an OTLP
     /// collector. Credentials come from the environment: STRATA_EXPORTER_PYROSCOPE_TOKEN,
-    /// PYROSCOPE_AUTH_TOKEN, … (see `strata config example`)
+    /// PYROSCOPE_AUTH_TOKEN, … (docs/exporters.md has all)
     #[arg(long, value_name = "URL")]
     pub upload: Option<String>,
     /// The server's protocol [otlp at port 4317 or 4318, datadog at 8126 or unix:, else pyroscope]

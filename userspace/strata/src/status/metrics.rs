@@ -367,7 +367,7 @@ fn labelled(status: &Status) -> [Metric<'_>; 5] {
         Metric {
             name: "shed_total",
             kind: COUNTER,
-            help: "How often memory was given back, by what.",
+            help: "Times memory was freed because memory_limit was near, by action.",
             values: by("action", &memory.shed),
         },
         Metric {
@@ -409,7 +409,7 @@ fn exporters(all: &[Exporter]) -> Vec<Metric<'_>> {
             "Profiles that a server took and did not store.",
             |exporter| exporter.rejected_profiles as f64,
         ),
-        ("exporter_retries_total", COUNTER, "Requests that had to be made again.", |exporter| {
+        ("exporter_retries_total", COUNTER, "Requests that were retried.", |exporter| {
             exporter.retries as f64
         }),
         (

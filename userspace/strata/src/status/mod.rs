@@ -327,7 +327,7 @@ pub struct Memory {
     pub bpf_maps: u64,
     pub peak: u64,
     pub limit: u64,
-    /// How often memory was given back, by what.
+    /// Times memory was freed because memory_limit was near, by action.
     pub shed: BTreeMap<String, u64>,
 }
 

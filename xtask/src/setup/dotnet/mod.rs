@@ -78,7 +78,9 @@ fn ensure_runtimes_and_compiler() -> Result<()> {
     let directory = directory();
     let stamp = directory.join("layout");
     if fs::read_to_string(&stamp).is_ok_and(|layout| layout == LAYOUT) {
-        return Ok(());
+        // The folder may have been made in another place.
+        let compiler = directory.join("csc");
+        return sdk::write_references(&compiler, &compiler);
     }
     eprintln!(
         "· needed: .NET 9, .NET 3.1 and a C# compiler (programs to profile; kept under .cache)"

@@ -49,6 +49,12 @@ pub fn runtime_and_compiler(
     make_executable(&runtime.join("dotnet"))?;
 
     fs::write(compiler.join("csc.runtimeconfig.json"), RUNS_ON_9)?;
+    write_references(compiler, final_compiler)
+}
+
+/// The list of assemblies that programs are compiled against, by absolute paths: those of the compiler
+/// in `compiler` once it is in `final_compiler`.
+pub fn write_references(compiler: &Path, final_compiler: &Path) -> Result<()> {
     let mut references: Vec<String> = fs::read_dir(compiler.join("references"))?
         .filter_map(Result::ok)
         .filter_map(|entry| entry.file_name().into_string().ok())
@@ -56,7 +62,10 @@ pub fn runtime_and_compiler(
         .map(|name| format!("-r:\"{}\"\n", final_compiler.join("references").join(name).display()))
         .collect();
     references.sort();
-    fs::write(compiler.join("refs.rsp"), references.concat())?;
+    let (file, references) = (compiler.join("refs.rsp"), references.concat());
+    if !fs::read_to_string(&file).is_ok_and(|known| known == references) {
+        fs::write(file, references)?;
+    }
     Ok(())
 }
 
