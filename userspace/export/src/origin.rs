@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::hash::Hash;
 use std::sync::OnceLock;
 
-use strata_profile::Profile;
+use strata_profile::{FrameKind, Profile};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::label_names::pyroscope_name;
@@ -101,6 +101,16 @@ impl Language {
         match self {
             Self::Native => "",
             Self::DotNet | Self::Go => self.name(),
+        }
+    }
+
+    /// The language of what was recorded, by its functions.
+    #[must_use]
+    pub fn of_profile(profile: &Profile) -> Self {
+        let mut frames = profile.locations().iter().flat_map(|at| profile.frames(*at));
+        match frames.any(|frame| frame.kind == FrameKind::Managed) {
+            true => Self::DotNet,
+            false => Self::of_native(profile),
         }
     }
 
@@ -417,8 +427,23 @@ mod tests {
             let mut builder = strata_profile::ProfileBuilder::new(&[("samples", "count")]);
             let frame = builder.frame(strata_profile::FrameKind::Native, root, "", "", 0);
             builder.location(7, None, &[frame]);
-            assert_eq!(Language::of_native(&builder.finish()), language);
+            let of_one = builder.finish();
+            assert_eq!(Language::of_native(&of_one), language);
+            assert_eq!(Language::of_profile(&of_one), language);
         }
+    }
+
+    #[test]
+    fn what_has_managed_frames_is_of_dotnet() {
+        let mut builder = strata_profile::ProfileBuilder::new(&[("samples", "count")]);
+        for (kind, name) in [
+            (strata_profile::FrameKind::Native, "runtime.goexit"),
+            (strata_profile::FrameKind::Managed, "Main"),
+        ] {
+            let frame = builder.frame(kind, name, "", "", 0);
+            builder.location(name.len() as u64, None, &[frame]);
+        }
+        assert_eq!(Language::of_profile(&builder.finish()), Language::DotNet);
     }
 
     #[test]

@@ -80,7 +80,8 @@ pub fn of_kind(profile: &Profile, kind: Kind, times: Times) -> Profile {
         .map(|at| at.checked_sub(first?).filter(|at| *at < kind.columns().len()))
         .collect();
     let mut merging = Merging::new(&mut builder, profile);
-    merging.samples_at(kind.columns().len(), &places);
+    // One without any value says that nothing is in use any more.
+    merging.samples_at(kind.columns().len(), &places, kind.info().is_snapshot());
     if times == Times::Kept
         && profile.timeline().is_some_and(|mut ticks| ticks.any(|tick| tick.kind == kind))
     {
@@ -171,12 +172,13 @@ impl<'b, 'p> Merging<'b, 'p> {
             }
         } else {
             let places: Vec<_> = columns.iter().copied().map(Some).collect();
-            self.samples_at(width, &places);
+            self.samples_at(width, &places, false);
         }
     }
 
-    /// Samples with a value in one of `places`, which maps each value to one of so many positions.
-    fn samples_at(&mut self, width: usize, places: &[Option<usize>]) {
+    /// Samples with a value in one of `places`, which maps each value to one of so many positions; those
+    /// without any value if `keeps_empty`.
+    fn samples_at(&mut self, width: usize, places: &[Option<usize>], keeps_empty: bool) {
         let mut row = vec![0; width];
         for sample in self.from.samples() {
             row.fill(0);
@@ -185,7 +187,8 @@ impl<'b, 'p> Merging<'b, 'p> {
                     *slot = *value;
                 }
             }
-            if row.iter().all(|value| *value == 0) {
+            let stands_for_none = || keeps_empty && sample.values.iter().all(|value| *value == 0);
+            if row.iter().all(|value| *value == 0) && !stands_for_none() {
                 continue;
             }
             let stack = self.stack(sample.stack);

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use strata_profile::{LabelValue, LabelsId, Profile};
 use strata_store::{Detail, Exactly, Holding, Selection};
 
-use super::{QueryError, Result, Store, Whose, Window, sample_type};
+use super::{QueryError, Result, Store, Whose, Window, hints, sample_type};
 
 /// The grouping.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,7 +123,15 @@ impl Store {
         key: impl Fn(&Holding) -> (Option<String>, Exactly),
     ) -> Result<Table> {
         let times = (Some(window.from), Some(window.to));
-        let held = self.list(&whose.with_kind(), times, false)?;
+        let mut whose = whose.clone();
+        let mut held = self.list(&whose.with_kind(), times, false)?;
+        if held.is_empty()
+            && whose.kind.is_none()
+            && let Some(only) = hints::only_kind(&self.all()?, &whose)
+        {
+            whose.kind = Some(only);
+            held = self.list(&whose, times, false)?;
+        }
         let parts: BTreeSet<(Option<String>, Exactly)> = held.iter().map(key).collect();
         let (mut table, mut sums) = (Table::default(), BTreeMap::<String, i64>::new());
         for (name, part) in parts {

@@ -476,16 +476,19 @@ impl<'l> Replay<'l> {
         })
     }
 
-    /// Adds a record's samples. `columns` maps the record's sample types to the profile's. Returns
-    /// whether the record is wanted: not if all its samples are of other processes.
+    /// Whether a record is wanted: not if all its samples are of other processes.
+    pub(crate) fn wants_some(&mut self, tables: &Tables, body: &Body) -> bool {
+        self.pid.is_none() || body.labels.iter().any(|&labels| self.wants(tables, labels))
+    }
+
+    /// Adds a record's samples. `columns` maps the record's sample types to the profile's.
     pub(crate) fn samples(
         &mut self,
         tables: &Tables,
         builder: &mut ProfileBuilder,
         body: &Body,
         columns: &[usize],
-    ) -> Result<bool, Damage> {
-        let mut is_wanted = self.pid.is_none();
+    ) -> Result<(), Damage> {
         let count = body.stacks.len();
         let width = columns.iter().max().map_or(0, |most| most.saturating_add(1));
         let mut values = vec![0_i64; width];
@@ -493,7 +496,6 @@ impl<'l> Replay<'l> {
             if !self.wants(tables, labels) {
                 continue;
             }
-            is_wanted = true;
             let stack = self.stack(tables, builder, stack)?;
             let labels = self.labels(tables, builder, labels)?;
             for (at, &column) in columns.iter().enumerate() {
@@ -504,7 +506,7 @@ impl<'l> Replay<'l> {
             }
             builder.add(stack, labels, &values);
         }
-        Ok(is_wanted)
+        Ok(())
     }
 
     /// Adds a record's samples in time, which are of one kind, `shift` nanoseconds later than they

@@ -117,3 +117,41 @@ fn kinds_that_are_asked_for_together_keep_their_own_rule() {
     assert_eq!(total("inuse_space"), Some(200 * (PERIODS + 1)));
     assert_eq!(total("alloc_samples"), Some(2 * 2 * PERIODS));
 }
+
+/// One process frees all that it has while another one goes on: what one has is its own.
+#[test]
+fn a_process_keeps_its_last_values_beside_others_and_loses_them_when_nothing_is_left() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let mut store = store(directory.path());
+    let of_process = |pid: u32, objects: i64| {
+        let mut builder = ProfileBuilder::of_kinds([Kind::Heap].into_iter().collect());
+        let frame = builder.frame(FrameKind::Managed, "Holds", "", "", 0);
+        let location = builder.location(0x1000, None, &[frame]);
+        let stack = builder.stack(&[location]);
+        let thread = builder.thread(pid, 0, "shop", "", "");
+        let labels = builder.thread_labels(thread);
+        builder.add_of(Kind::Heap, stack, labels, &[objects, objects * 100]);
+        builder.finish()
+    };
+    // 7 ends after the first period, 8 has freed everything in the third.
+    for (period, pid, objects) in [(0, 7, 3), (0, 8, 5), (1, 8, 5), (2, 8, 0), (2, 9, 0)] {
+        let start = START + period * MINUTE;
+        let kind = Kind::Heap.name().to_owned();
+        let head = Head {
+            kind,
+            runtime_id: pid.to_string(),
+            end_nanos: start + MINUTE,
+            ..head("shop", start)
+        };
+        store.append(&head, &of_process(pid, objects), start).expect("there is room");
+    }
+    let total = |selection: &Selection| {
+        let answer = asked(&store, Kind::Heap, selection);
+        (answer.profile.total(0), answer.profiles)
+    };
+    let of = |pid| Selection { pid: Some(pid), detail: Detail::All, ..Selection::default() };
+    assert_eq!(total(&of(7)), (3, 1));
+    assert_eq!(total(&of(8)), (0, 3));
+    assert_eq!(total(&of(8).between(START, START + 2 * MINUTE)), (5, 2));
+    assert_eq!(total(&Selection::default()), (0, 5));
+}

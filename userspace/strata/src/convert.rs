@@ -3,7 +3,7 @@
 use std::io::{Read, stdin};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use strata_kinds::Kinds;
 use strata_profile::{Format, WriteOptions};
 
@@ -36,11 +36,18 @@ pub fn run(question: &Question) -> Result<i32> {
     })?;
     let mut bytes = Vec::new();
     let read = if input == Path::new("-") {
-        stdin().take(MOST).read_to_end(&mut bytes)
+        stdin().take(MOST + 1).read_to_end(&mut bytes)
     } else {
-        std::fs::File::open(input).and_then(|file| file.take(MOST).read_to_end(&mut bytes))
+        std::fs::File::open(input).and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes))
     };
     read.with_context(|| format!("`{}` cannot be read", input.display()))?;
+    if bytes.len() as u64 > MOST {
+        bail!(
+            "`{}` is larger than {} GiB, the most that is converted",
+            input.display(),
+            MOST >> 30
+        );
+    }
     let profile = strata_profile::read(&bytes)
         .with_context(|| format!("`{}` is no profile that strata reads", input.display()))?;
     let kinds = match question.value {

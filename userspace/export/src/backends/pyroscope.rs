@@ -149,6 +149,8 @@ pub struct Moments {
 
 /// Servers before 2.0 compare milliseconds.
 const APART: i64 = 1_000_000;
+/// Further than the profiles of a period spread, and less than a server lets them lie in its future.
+const FAR: i64 = 300_000_000_000;
 
 impl Moments {
     /// The moment that the next profile of a series is sent with: its own, or the next free one.
@@ -165,7 +167,12 @@ impl Moments {
         let mut series = DefaultHasher::new();
         labels.hash(&mut series);
         let last = self.last.entry(series.finish()).or_insert(i64::MIN);
-        *last = start.max(last.saturating_add(APART));
+        // Far ahead only where the clock was set back: servers refuse what lies in their future.
+        *last = if last.saturating_sub(start) > FAR {
+            start
+        } else {
+            start.max(last.saturating_add(APART))
+        };
         *last
     }
 }
@@ -382,6 +389,18 @@ mod tests {
     use std::time::Duration;
 
     use super::{Api, Settings, in_key, in_name, spacing};
+
+    /// As `chrony` sets a clock that was ahead when the host started.
+    #[test]
+    fn profiles_of_after_the_clock_was_set_back_have_their_own_times() {
+        let mut moments = super::Moments::default();
+        let labels = [("service_name".to_owned(), "shop".to_owned())];
+        let hour = 3_600_000_000_000;
+        assert_eq!(moments.next(&labels, 5 * hour), 5 * hour);
+        assert_eq!(moments.next(&labels, 5 * hour), 5 * hour + super::APART);
+        assert_eq!(moments.next(&labels, 4 * hour), 4 * hour);
+        assert_eq!(moments.next(&labels, 4 * hour - super::FAR / 2), 4 * hour + super::APART);
+    }
 
     #[test]
     fn requests_are_no_faster_than_a_server_takes_their_bytes_by_default() {

@@ -8,7 +8,7 @@
 //!
 //! Invariant: no sample is lost.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -57,17 +57,21 @@ fn strength(profile: &FlushedProfile) -> u8 {
 
 /// How long a service is one.
 const HOUR: Duration = Duration::from_secs(3600);
+/// How long places are kept for the services of the hour before: most have a sample in each flush.
+const KEPT: Duration = Duration::from_secs(300);
 /// Names whose samples are counted.
 const MOST_NAMES: usize = 20_000;
 
 #[derive(Debug)]
 pub struct Pooling {
     settings: PoolSettings,
-    /// Samples by service, of this hour and of the one before.
+    /// Samples by service in this hour.
     now: HashMap<String, u64>,
-    before: HashMap<String, u64>,
-    /// Services of this hour that are not in the pool.
-    own: usize,
+    /// Services of this hour, and of the one before, that are not in the pool.
+    own: HashSet<String>,
+    before: HashSet<String>,
+    /// Those of the hour before that have not had a sample in this one.
+    absent: usize,
     /// More than those were logged in this hour.
     has_warned: bool,
     since: Instant,
@@ -79,8 +83,9 @@ impl Pooling {
         Self {
             settings,
             now: HashMap::new(),
-            before: HashMap::new(),
-            own: 0,
+            own: HashSet::new(),
+            before: HashSet::new(),
+            absent: 0,
             has_warned: false,
             since: Instant::now(),
             pooled: Pooled::default(),
@@ -98,8 +103,9 @@ impl Pooling {
         }
         if now.saturating_duration_since(self.since) >= HOUR {
             self.since = now;
-            self.before = std::mem::take(&mut self.now);
-            self.own = 0;
+            self.now.clear();
+            self.before = std::mem::take(&mut self.own);
+            self.absent = self.before.len();
             self.has_warned = false;
         }
         // All samples of a name in this flush count for each of its processes.
@@ -117,7 +123,7 @@ impl Pooling {
         for profile in &flush {
             let service = profile.head.service.as_str();
             if let Some((samples, named)) = services.remove(service) {
-                is_own.insert(service.to_owned(), self.decide(named, samples));
+                is_own.insert(service.to_owned(), self.decide(named, samples, now));
             }
         }
         let (mut kept, mut pool) = (Vec::with_capacity(flush.len()), Vec::new());
@@ -137,7 +143,7 @@ impl Pooling {
                             service = profile.head.service,
                             "this host has had {} services in this hour: this one and further ones \
                              are in the service {} (services.most)",
-                            self.own,
+                            self.own.len(),
                             self.settings.service
                         );
                     }
@@ -151,21 +157,21 @@ impl Pooling {
 
     /// Whether a service is one of its own: `None` if it has too few samples, `Some(false)` if there
     /// are too many services.
-    fn decide(&mut self, profile: &FlushedProfile, samples: u64) -> Option<bool> {
+    fn decide(&mut self, profile: &FlushedProfile, samples: u64, now: Instant) -> Option<bool> {
         let service = &profile.head.service;
+        if self.own.contains(service) {
+            return Some(true);
+        }
         let is_nameless = strength(profile) == 0;
         let least = if is_nameless { self.settings.samples } else { 0 };
-        let is_one = |of: &HashMap<String, u64>| of.get(service).is_some_and(|sum| *sum >= least);
-        let (was_own, was_before) = (is_one(&self.now), is_one(&self.before));
+        let was_before = self.before.contains(service);
         if self.now.contains_key(service) || self.now.len() < MOST_NAMES {
             *self.now.entry(service.clone()).or_default() += samples;
         }
+        // One that was a service in the hour before is one from its first sample.
         let sum = self.now.get(service).copied().unwrap_or(0);
         if sum < least && !was_before {
             return None;
-        }
-        if was_own {
-            return Some(true);
         }
         // A service named by a rule of this host is always kept.
         // Names of executables leave some room for those that were given.
@@ -173,15 +179,15 @@ impl Pooling {
             true => self.settings.services - self.settings.services / 5,
             false => self.settings.services,
         };
-        if self.own >= most && profile.named_by != Source::Rule {
+        // For a while those of the hour before keep their places, in whatever order samples come.
+        let is_kept = now.saturating_duration_since(self.since) < KEPT;
+        let absent = if is_kept && !was_before { self.absent } else { 0 };
+        if self.own.len() + absent >= most && profile.named_by != Source::Rule {
             self.now.remove(service);
             return Some(false);
         }
-        self.own += 1;
-        // One that was a service in the hour before is one from its first sample.
-        if let Some(sum) = self.now.get_mut(service) {
-            *sum = (*sum).max(least);
-        }
+        self.absent = self.absent.saturating_sub(usize::from(was_before));
+        self.own.insert(service.clone());
         Some(true)
     }
 
@@ -363,6 +369,24 @@ mod tests {
         let flush = vec![profile("cron", 1, Source::Executable)];
         seen.push(services(&pooling.apply(flush, now)).remove(0).0);
         assert_eq!(seen, ["short-lived", "short-lived", "cron", "cron", "cron"]);
+    }
+
+    #[test]
+    fn services_keep_their_places_when_an_hour_begins_with_a_flood_of_others() {
+        let settings = PoolSettings { services: 4, ..PoolSettings::default() };
+        let mut pooling = Pooling::new(settings);
+        let mut now = Instant::now();
+        let lasting = || ["shop", "stock"].map(|name| profile(name, 9, Source::DdService));
+        let flood = || (0..9).map(|at| profile(&format!("claim-{at}"), 9, Source::DdService));
+        pooling.apply(lasting().into(), now);
+        now += HOUR;
+        let kept = services(&pooling.apply(flood().chain(lasting()).collect(), now));
+        let names: Vec<&str> = kept.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["claim-0", "claim-1", "shop", "short-lived", "stock"]);
+        // Places of those that have ended are given to others after a while.
+        now += HOUR;
+        assert_eq!(services(&pooling.apply(flood().skip(5).collect(), now)).len(), 1);
+        assert_eq!(services(&pooling.apply(flood().skip(5).collect(), now + KEPT)).len(), 4);
     }
 
     #[test]

@@ -128,6 +128,21 @@ mod tests {
         }
     }
 
+    /// As at the flush after the last object of a process has gone.
+    #[test]
+    fn that_nothing_is_in_use_stays_in_the_snapshots_own_profile() {
+        let mut builder = ProfileBuilder::of_kinds([Kind::Cpu, Kind::Heap].into_iter().collect());
+        let labels = builder.labels(&[]);
+        let frame = builder.frame(FrameKind::Native, "runs", "", "", 0);
+        let location = builder.location(1, None, &[frame]);
+        let stack = builder.stack(&[location]);
+        builder.add_of(Kind::Cpu, stack, labels, &[2, 20]);
+        builder.add_of(Kind::Heap, StackId::default(), labels, &[0, 0]);
+        let profile = builder.finish();
+        let samples = |kind| crate::of_kind(&profile, kind, crate::Times::Dropped).sample_count();
+        assert_eq!((samples(Kind::Cpu), samples(Kind::Heap)), (1, 1));
+    }
+
     #[test]
     fn each_kind_is_folded_by_itself() {
         let profile = of_three_kinds();

@@ -277,22 +277,24 @@ impl<'q> Merge<'q> {
             let kind = series.sample_types.iter().find_map(|(name, unit)| find_column(name, unit));
             let kind = kind.map(|(kind, _)| kind);
             let kind = kind.filter(|_| self.question.selection.timeline);
+            // What another process has in use replaces nothing of this one's.
+            if !replay.wants_some(&read.tables, body) {
+                continue;
+            }
             self.builder.begin_period(entry.end, &columns);
             let shift = entry.start.saturating_sub(self.question.origin);
             let shift = u64::try_from(shift).unwrap_or(0);
-            let added = replay.samples(&read.tables, &mut self.builder, body, &columns).and_then(
-                |wanted| {
-                    if let Some(kind) = kind.filter(|_| wanted) {
-                        replay.ticks(&read.tables, &mut self.builder, body, kind, shift)?;
+            let added =
+                replay.samples(&read.tables, &mut self.builder, body, &columns).and_then(|()| {
+                    match kind {
+                        Some(kind) => {
+                            replay.ticks(&read.tables, &mut self.builder, body, kind, shift)
+                        }
+                        None => Ok(()),
                     }
-                    Ok(wanted)
-                },
-            );
-            let Ok(is_wanted) = added else {
+                });
+            if added.is_err() {
                 self.answer.damaged = self.answer.damaged.saturating_add(1);
-                continue;
-            };
-            if !is_wanted {
                 continue;
             }
             let host = read.tables.string(body.host);

@@ -103,7 +103,7 @@ impl Upload {
             host: host.unwrap_or_else(|| host::name().to_owned()),
             pid: Some(pid_of(profile)),
             container_id: container_of(profile),
-            language: Language::of_native(profile),
+            language: Language::of_profile(profile),
             runtime_id: Uuid::new_v4().to_string(),
             architecture: std::env::consts::ARCH.to_owned(),
             ..Origin::default()

@@ -80,6 +80,8 @@ pub(crate) struct Worker {
     /// In the spool, and to be removed from it.
     finished: Vec<Key>,
     last_number: u64,
+    /// Files of the spool that could not be read when it was opened.
+    unreadable: u64,
     pace: Pace,
     health: ExporterHealth,
     figures: Figures,
@@ -126,6 +128,7 @@ impl Worker {
             requests: JoinSet::new(),
             finished: Vec::new(),
             last_number: 0,
+            unreadable: 0,
             figures,
             next_open: Moment::ZERO,
             next_store: Moment::ZERO,

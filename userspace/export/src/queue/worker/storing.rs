@@ -259,7 +259,9 @@ impl Worker {
     fn adopt(&mut self, spool: Spool) {
         let found = spool.found();
         self.health.drops.corrupt.add(found.torn.saturating_add(found.corrupt), 0);
-        self.health.drops.disk_error.add(found.unreadable, 0);
+        // Those of before are still there when a spool is opened again.
+        let known = std::mem::replace(&mut self.unreadable, found.unreadable);
+        self.health.drops.disk_error.add(found.unreadable.saturating_sub(known), 0);
         // After a panic of the disk's thread, the directory is what counts.
         for key in self.queue.stored_keys() {
             if spool.facts(key).is_none() {
