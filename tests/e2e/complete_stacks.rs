@@ -250,7 +250,7 @@ fn stacks_of_coroutines_are_whole_and_begin_where_the_coroutine_does() -> Result
 fn stacks_go_on_where_another_stack_was_left() -> Result<()> {
     let _machine = machine::beside_others()?;
     let program = targets::c("stack_switches").build()?;
-    let recorded = strata::record()?.frequency(997).command(program, &["2"]).run()?;
+    let recorded = strata::record()?.frequency(997).command(program, &["4"]).run()?;
     let own = recorded.stacks()?.of_comm("stack_switches");
     for (leaf, callers) in [
         ("burn_above", ["on_stack", "switches_up", "on_stack", "main"]),

@@ -164,7 +164,10 @@ fn an_unknown_format_is_refused_with_the_known_ones() -> Result<()> {
     let mut command = Command::new(places::strata_binary()?);
     command.args(["record", "--duration", "1", "-o", "/tmp/strata-test.unknown"]);
     let (done, text) = strata_says(&mut command)?;
-    assert!(!done.status.success() && text.contains(".pb.gz") && text.contains("pprof"), "{text}");
+    assert!(
+        !done.status.success() && text.contains(".pb.gz") && text.contains(".folded"),
+        "{text}"
+    );
     assert!(!Path::new("/tmp/strata-test.unknown").exists());
     Ok(())
 }

@@ -15,19 +15,27 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rustc-check-cfg=cfg(libelf_without_search_tree)");
     let directories = std::env::var("LIBBPF_SYS_LIBRARY_PATH").unwrap_or_default();
-    for directory in directories.split(':').filter(|directory| !directory.is_empty()) {
-        let Ok(libelf) = std::fs::read(Path::new(directory).join("libelf.a")) else { continue };
-        println!("cargo:rerun-if-changed={directory}/libelf.a");
-        let missing = undefined(&libelf);
-        if missing.contains("ZSTD_createCCtx") {
-            println!("cargo:rustc-link-search=native={directory}");
-            println!("cargo:rustc-link-lib=static=zstd");
-        }
-        if missing.contains("eu_search_tree_init") {
-            println!("cargo:rustc-cfg=libelf_without_search_tree");
-        }
-        return;
+    let directories = directories.split(':').filter(|directory| !directory.is_empty());
+    let paths: Vec<_> =
+        directories.map(|directory| Path::new(directory).join("libelf.a")).collect();
+    let Some(libelf) = paths.iter().find(|path| path.exists()) else {
+        // Until it is installed, this runs at each build.
+        return paths.iter().for_each(|path| watch(path));
+    };
+    watch(libelf);
+    let missing = std::fs::read(libelf).map(|bytes| undefined(&bytes)).unwrap_or_default();
+    if missing.contains("ZSTD_createCCtx") {
+        let directory = libelf.parent().unwrap_or(Path::new("/"));
+        println!("cargo:rustc-link-search=native={}", directory.display());
+        println!("cargo:rustc-link-lib=static=zstd");
     }
+    if missing.contains("eu_search_tree_init") {
+        println!("cargo:rustc-cfg=libelf_without_search_tree");
+    }
+}
+
+fn watch(path: &Path) {
+    println!("cargo:rerun-if-changed={}", path.display());
 }
 
 /// The symbols that members of an archive name and none defines.

@@ -89,7 +89,8 @@ fn bounds() -> String {
          (`services.pool_below`); where waits are sampled, five seconds that its threads have waited \
          are enough, too. A host has at most 500 services an hour (`services.most`), of them at most \
          400 known by their executable's name only; further ones are pooled too, including those \
-         named by their environment, but not those named by a rule. Pooled samples keep the labels `comm` and `process`; \
+         named by their environment, but not those named by a rule. In the first \
+         five minutes of an hour the services of the hour before keep their places. Pooled samples keep the labels `comm` and `process`; \
          `strata_profiles_pooled_total` and `strata_services_over_limit_total` count \
          them.\n\nProcesses that start and end between two flushes and have the same identity, \
          executable and labels share one profile, without a pid and with a runtime id of their own in \

@@ -69,6 +69,7 @@ impl Repairs {
         if self.suspects.len() >= MOST_SUSPECTS && !self.suspects.contains_key(&pid) {
             return false;
         }
+        self.unread.remove(&pid);
         let suspect = self.suspects.entry(pid).or_default();
         suspect.stacks = SUSPICIOUS;
         let read = suspect.read.map(|read| now.saturating_duration_since(read));
@@ -109,9 +110,9 @@ impl Repairs {
         }
     }
 
-    /// Whether a sampled process has not been read since events were lost. Answered once.
-    pub fn is_unread(&mut self, pid: u32) -> bool {
-        !self.unread.is_empty() && self.unread.remove(&pid)
+    /// Whether a sampled process has not been read since events were lost.
+    pub fn is_unread(&self, pid: u32) -> bool {
+        !self.unread.is_empty() && self.unread.contains(&pid)
     }
 
     /// A process has ended.

@@ -1,6 +1,8 @@
 //! Control groups of processes, read once per image and kept after its exit.
 
 use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 
 pub use strata_metadata::control_group::{Group, parse};
@@ -16,6 +18,8 @@ pub struct Groups {
     by_id: HashMap<u64, Arc<Group>>,
 }
 
+/// Where the unified hierarchy is mounted; where it is not (version 1), nothing is seen there.
+const UNIFIED: &str = "/sys/fs/cgroup";
 /// Number of the root of the unified hierarchy, where everything is on hosts without one.
 const ROOT_GROUP: u64 = 1;
 
@@ -33,12 +37,14 @@ impl Groups {
         if let Some(known) = self.by_image.get(&image) {
             return known.clone();
         }
-        let group = self.read(pid);
-        match &group {
-            Some(group) if number > ROOT_GROUP => {
-                self.by_id.insert(number, group.clone());
-            }
-            _ => {}
+        let text = proc_file::text(pid, "cgroup").ok();
+        let group = text.as_deref().map(|text| self.of_text(text));
+        if let (Some(group), Some(text)) = (&group, &text)
+            && number > ROOT_GROUP
+            && !self.by_id.get(&number).is_some_and(|known| Arc::ptr_eq(known, group))
+            && is_numbered(Path::new(UNIFIED), text, number) != Some(false)
+        {
+            self.by_id.insert(number, group.clone());
         }
         let group = group.or_else(|| self.by_id.get(&number).cloned()).or_else(|| {
             let parents = self.known(parent.filter(|_| number <= ROOT_GROUP)?)?;
@@ -73,14 +79,18 @@ impl Groups {
     }
 
     fn read(&mut self, pid: u32) -> Option<Arc<Group>> {
-        let text = proc_file::text(pid, "cgroup").ok()?;
-        if let Some(known) = self.by_text.get(&text) {
-            return Some(known.clone());
-        }
-        let group = Arc::new(parse(&text));
-        self.by_text.insert(text, group.clone());
-        Some(group)
+        Some(self.of_text(&proc_file::text(pid, "cgroup").ok()?))
     }
+
+    fn of_text(&mut self, text: &str) -> Arc<Group> {
+        if let Some(known) = self.by_text.get(text) {
+            return known.clone();
+        }
+        let group = Arc::new(parse(text));
+        self.by_text.insert(text.to_owned(), group.clone());
+        group
+    }
+
     /// Drops the groups of images that are forgotten, and groups without an image.
     pub fn retain(&mut self, is_kept: impl Fn(ImageId) -> bool) {
         self.by_image.retain(|image, _| is_kept(*image));
@@ -90,9 +100,36 @@ impl Groups {
     }
 }
 
+/// Whether the group that a process is in has the number that its sample had: it may have been moved
+/// since, as runtimes move the first process of a container out of their own group. `None` where no
+/// group is seen below the directory.
+fn is_numbered(unified: &Path, text: &str, number: u64) -> Option<bool> {
+    let mut paths = text.lines().filter_map(|line| line.strip_prefix("0::/"));
+    // Above the root of a namespace of control groups nothing is seen.
+    let path = paths.find(|path| !path.starts_with(".."))?;
+    let directory = unified.join(path.trim_end_matches(" (deleted)"));
+    Some(directory.metadata().ok()?.ino() == number)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_was_moved_says_nothing_of_the_group_that_it_was_sampled_in() {
+        let unified = tempfile::tempdir().expect("a folder");
+        let [runtime, pod] = ["containerd.service", "pod-a"].map(|name| {
+            let folder = unified.path().join(name);
+            std::fs::create_dir(&folder).expect("made");
+            folder.metadata().expect("it is there").ino()
+        });
+        let of = |text, number| is_numbered(unified.path(), text, number);
+        assert_eq!(of("12:cpu:/x\n0::/pod-a\n", pod), Some(true));
+        assert_eq!(of("12:cpu:/x\n0::/pod-a\n", runtime), Some(false));
+        assert_eq!(of("0::/pod-b\n", runtime), None, "it is gone, or below another directory");
+        assert_eq!(of("12:cpu:/x\n", runtime), None);
+        assert_eq!(of("0::/../pod-a\n", runtime), None);
+    }
 
     /// No process has this pid.
     const GONE: u32 = u32::MAX;

@@ -143,7 +143,7 @@ impl Pooling {
                             service = profile.head.service,
                             "this host has had {} services in this hour: this one and further ones \
                              are in the service {} (services.most)",
-                            self.own.len(),
+                            self.own.len() + self.absent,
                             self.settings.service
                         );
                     }
@@ -181,8 +181,9 @@ impl Pooling {
         };
         // For a while those of the hour before keep their places, in whatever order samples come.
         let is_kept = now.saturating_duration_since(self.since) < KEPT;
-        let absent = if is_kept && !was_before { self.absent } else { 0 };
-        if self.own.len() + absent >= most && profile.named_by != Source::Rule {
+        let has_place = profile.named_by == Source::Rule || (is_kept && was_before);
+        let absent = if is_kept { self.absent } else { 0 };
+        if self.own.len() + absent >= most && !has_place {
             self.now.remove(service);
             return Some(false);
         }
@@ -387,6 +388,19 @@ mod tests {
         now += HOUR;
         assert_eq!(services(&pooling.apply(flood().skip(5).collect(), now)).len(), 1);
         assert_eq!(services(&pooling.apply(flood().skip(5).collect(), now + KEPT)).len(), 4);
+    }
+
+    #[test]
+    fn names_of_executables_keep_their_places_beside_services_that_were_given_one() {
+        let settings = PoolSettings { services: 10, ..PoolSettings::default() };
+        let mut pooling = Pooling::new(settings);
+        let now = Instant::now();
+        let commands = || (0..8).map(|at| profile(&format!("command-{at}"), 9, Source::Executable));
+        let named = || ["shop", "stock"].map(|name| profile(name, 9, Source::DdService));
+        let first = pooling.apply(commands().chain(named()).collect(), now);
+        assert_eq!(first.len(), 10);
+        let second = pooling.apply(named().into_iter().chain(commands()).collect(), now + HOUR);
+        assert_eq!(services(&second), services(&first));
     }
 
     #[test]
