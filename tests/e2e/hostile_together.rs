@@ -54,6 +54,7 @@ impl Hostile {
         for _ in 0..3 {
             programs.push(Running::start(&storm, &["3600"])?);
         }
+        programs.push(Running::start(&targets::c("rename_storm").build()?, &["3600"])?);
         let maps = targets::c("perf_maps").build()?;
         let perf_maps = ["rewritten", "foreign", "locked"]
             .map(|mode| Running::start(&maps, &[mode, "3600"]))

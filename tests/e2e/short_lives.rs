@@ -145,3 +145,42 @@ fn a_thousand_execs_a_second_stall_nothing() -> Result<()> {
     assert!(replacing.total() > 100 && unfounded < 0.05);
     Ok(())
 }
+
+#[test]
+fn programs_that_start_while_others_rename_their_threads_without_end_are_named() -> Result<()> {
+    let _machine = machine::alone()?;
+    let recording = strata::record()?.frequency(FREQUENCY).seconds(8.0).start()?;
+    let storm = targets::c("rename_storm").build()?;
+    let storms = [(); 2].map(|()| Running::start(&storm, &["60"]));
+    // The flood is noticed.
+    std::thread::sleep(Duration::from_secs(1));
+    let shares = targets::c("shares").build()?;
+    let mut pids = Vec::new();
+    for _ in 0..4 {
+        let program = Running::start(&shares, &["1"])?;
+        pids.push(program.pid());
+        program.wait(Duration::from_secs(60))?;
+    }
+    let recorded = recording.finish()?;
+    for storm in storms {
+        drop(storm?);
+    }
+    recorded.print_losses();
+    let stacks = recorded.stacks()?;
+    for pid in pids {
+        let own = stacks.of_pid(pid);
+        let called = own.of_comm("shares");
+        println!(
+            "{} samples, {} with the program's name, descend {:.3}, complete {}",
+            own.total(),
+            called.total(),
+            own.share_with("descend"),
+            own.completeness()
+        );
+        assert!(own.total() > 100);
+        assert!(own.share_with("descend") > 0.95 && own.completeness().fraction() > 0.95);
+        // Until the process is read, it has the name of the one that started it.
+        assert!(called.total() * 2 > own.total());
+    }
+    Ok(())
+}

@@ -39,7 +39,7 @@ const fn cause(
     Cause { name, text, recording, daemon }
 }
 
-const HOST_BUSY: &str = "the host was too busy to run strata";
+const EVENTS_LOST: &str = "the host was too busy to run strata, or a process renames its threads thousands of times a second";
 
 /// Losses other than incomplete stacks.
 const CAUSES: [Cause; 28] = [
@@ -58,8 +58,8 @@ const CAUSES: [Cause; 28] = [
     cause(
         "lost_events",
         "process events lost, or a CPU was off: some processes have no names or tables",
-        HOST_BUSY,
-        HOST_BUSY,
+        EVENTS_LOST,
+        EVENTS_LOST,
     ),
     cause(
         "waits_without_end",

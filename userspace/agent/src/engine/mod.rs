@@ -203,7 +203,12 @@ impl Engine {
         });
         Ok(Self {
             programs,
-            events: Events { sideband, in_order: InOrder::default(), drained: Vec::new() },
+            events: Events {
+                sideband,
+                in_order: InOrder::default(),
+                drained: Vec::new(),
+                has_no_names: false,
+            },
             table,
             processes: Processes { scanner, ..Processes::default() },
             store,

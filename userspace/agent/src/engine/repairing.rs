@@ -163,6 +163,8 @@ impl Engine {
             self.processes.repairs.unread = unread.collect();
             pids.extend(self.store.published());
             self.store.withdraw_inherited(&mut self.programs);
+            // One that is skipped may be another program by now.
+            self.store.take_all_in(&mut self.programs);
             tracing::debug!(processes = pids.len(), "process events were lost: they are read anew");
         }
         for pid in pids {

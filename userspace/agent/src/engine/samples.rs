@@ -166,7 +166,9 @@ impl Engine {
             // Its start was missed: it is read off the loop, and its stacks wait for that.
             self.table.insert_unknown(header.pid, &comm_text(&header.comm));
         }
-        if !is_known || self.processes.repairs.is_unread(header.pid) {
+        // The kernel has no tables of it: it may have executed another program.
+        let is_doubtful = self.events.has_no_names && header.form == FORM_RAW;
+        if !is_known || is_doubtful || self.processes.repairs.is_unread(header.pid) {
             self.processes.repairs.is_missing_some(header.pid, self.turn.now);
         }
         let Some(process) = self.table.get(header.pid) else { return };

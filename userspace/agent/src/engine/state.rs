@@ -48,6 +48,8 @@ pub(super) struct Events {
     pub(super) sideband: Sideband,
     pub(super) in_order: InOrder,
     pub(super) drained: Vec<Timed>,
+    /// A CPU has no events of executed programs.
+    pub(super) has_no_names: bool,
 }
 
 /// Pending work on processes.

@@ -96,6 +96,9 @@ impl Engine {
             table.passes_over(pid, time, !selection.surely_drops(pid))
         });
         self.events.in_order.take_in(&mut self.events.drained, now);
+        let programs = &mut self.programs;
+        self.events.has_no_names =
+            self.events.sideband.follow_floods(&mut |cpu, event| programs.open_event(cpu, event));
         now
     }
 

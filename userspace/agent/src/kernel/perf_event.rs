@@ -103,9 +103,9 @@ pub fn try_probes() -> io::Result<()> {
 pub enum CpuEvent {
     /// A timer, so many times a second.
     Clock { frequency: u64 },
-    /// MMAP2, COMM, FORK and EXIT of all processes, with the monotonic clock. Its reader is woken
-    /// at so many unread bytes.
-    Processes { wakeup_bytes: u32 },
+    /// MMAP2, COMM (if names are wanted), FORK and EXIT of all processes, with the monotonic clock.
+    /// Its reader is woken at so many unread bytes.
+    Processes { wakeup_bytes: u32, has_names: bool },
 }
 
 impl CpuEvent {
@@ -120,15 +120,14 @@ impl CpuEvent {
                 flags: ATTR_DISABLED | ATTR_FREQ,
                 ..Attributes::default()
             },
-            Self::Processes { wakeup_bytes } => Attributes {
+            Self::Processes { wakeup_bytes, has_names } => Attributes {
                 kind: PERF_TYPE_SOFTWARE,
                 config: PERF_COUNT_SW_DUMMY,
                 sample_type: PERF_SAMPLE_TID | PERF_SAMPLE_TIME,
                 flags: ATTR_DISABLED
                     | ATTR_MMAP
                     | ATTR_MMAP2
-                    | ATTR_COMM
-                    | ATTR_COMM_EXEC
+                    | if has_names { ATTR_COMM | ATTR_COMM_EXEC } else { 0 }
                     | ATTR_TASK
                     | ATTR_WATERMARK
                     | ATTR_SAMPLE_ID_ALL

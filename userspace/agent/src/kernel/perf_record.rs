@@ -99,6 +99,14 @@ pub fn mapping_of(kind: u32, body: &[u8]) -> Option<(u32, u64)> {
     Some((u32::from_ne_bytes(*body.first_chunk()?), u64::from_ne_bytes(*time)))
 }
 
+/// The time of the record of a thread that renames itself or another.
+pub fn renamed_at(kind: u32, misc: u16, body: &[u8]) -> Option<u64> {
+    if kind != RECORD_COMM || misc & MISC_COMM_EXEC != 0 {
+        return None;
+    }
+    Some(u64::from_ne_bytes(*body.last_chunk()?))
+}
+
 /// Parses one record; `None` for kinds that are not asked for, or a malformed one.
 pub fn parse(kind: u32, misc: u16, body: &[u8]) -> Option<Timed> {
     let payload = body.len().checked_sub(SAMPLE_ID_BYTES)?;

@@ -5,12 +5,17 @@
 //! `PERF_RECORD_MISC_MMAP_BUILD_ID`), and those identify files; build ids are read from the files
 //! themselves.
 //!
+//! Any user may rename threads millions of times a second, and the kernel writes a record of each. An
+//! event cannot have the executions of programs without these, so a CPU that is flooded with them has
+//! an event without either for a while, which counts as a loss of events.
+//!
 //! Invariant: [`InOrder`] gives events in the order of their times, across all CPUs.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use super::perf_event::{self, CpuEvent};
 use super::perf_record::{self, Timed};
@@ -26,6 +31,13 @@ const PAGE: usize = 4096;
 /// woken is paid by the process that caused the event, a third of what starting a small program
 /// costs when every mapping does it. A process that is sampled for the first time wakes it too.
 const WAKEUP_BYTES: u32 = 32 << 10;
+
+/// The most threads of one CPU that are renamed within a second: programs that start threads and name
+/// them make some thousands.
+const MOST_RENAMED: u32 = 16 << 10;
+const RENAMED_WITHIN: u64 = 1_000_000_000;
+/// A flooded CPU has an event without names for so long.
+const WITHOUT_NAMES: Duration = Duration::from_secs(10);
 
 /// When process events wake userspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,13 +58,35 @@ struct CpuRing {
     fd: OwnedFd,
     start: *mut u8,
     data_pages: usize,
+    has_names: bool,
+    renamed: Renamed,
+    /// When an event with names, or without, is to take the place of this one.
+    replaced_from: Option<Instant>,
+}
+
+/// Threads that are renamed, by the times of the records.
+#[derive(Default)]
+struct Renamed {
+    since: u64,
+    count: u32,
+}
+
+impl Renamed {
+    /// Whether that is one too many.
+    fn is_flood(&mut self, time: u64) -> bool {
+        if time.saturating_sub(self.since) >= RENAMED_WITHIN {
+            *self = Self { since: time, count: 0 };
+        }
+        self.count = self.count.saturating_add(1);
+        self.count > MOST_RENAMED
+    }
 }
 
 // SAFETY: the mapping belongs to this value alone; the kernel side is accessed by atomics.
 unsafe impl Send for CpuRing {}
 
 impl CpuRing {
-    fn of(cpu: u32, fd: OwnedFd, data_pages: usize) -> io::Result<Self> {
+    fn of(cpu: u32, fd: OwnedFd, data_pages: usize, has_names: bool) -> io::Result<Self> {
         // SAFETY: a fresh mapping of the event's ring; the result is checked.
         let start = unsafe {
             libc::mmap(
@@ -67,7 +101,8 @@ impl CpuRing {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { cpu, fd, start: start.cast(), data_pages })
+        let (start, renamed) = (start.cast(), Renamed::default());
+        Ok(Self { cpu, fd, start, data_pages, has_names, renamed, replaced_from: None })
     }
 
     fn position(&self, offset: usize) -> &AtomicU64 {
@@ -91,7 +126,7 @@ impl CpuRing {
 
     /// Mappings of processes that `passes_over` names with their time are not even parsed.
     fn drain(
-        &self,
+        &mut self,
         scratch: &mut Vec<u8>,
         events: &mut Vec<Timed>,
         passes_over: &mut impl FnMut(u32, u64) -> bool,
@@ -111,6 +146,10 @@ impl CpuRing {
             self.copy(tail.wrapping_add(8), size as usize - 8, scratch);
             let is_passed_over = perf_record::mapping_of(kind, scratch)
                 .is_some_and(|(pid, time)| passes_over(pid, time));
+            let renamed_at = perf_record::renamed_at(kind, misc, scratch);
+            if renamed_at.is_some_and(|time| self.renamed.is_flood(time)) {
+                self.replaced_from.get_or_insert_with(Instant::now);
+            }
             if !is_passed_over {
                 events.extend(perf_record::parse(kind, misc, scratch));
             }
@@ -163,7 +202,7 @@ impl Sideband {
         let (rings, scratch, left, missing) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut sideband = Self { wakeup, data_pages, rings, epoll, scratch, left, missing };
         for &cpu in cpus {
-            match sideband.try_open_on(cpu, &mut |cpu, event| event.open(cpu)) {
+            match sideband.try_open_on(cpu, true, &mut |cpu, event| event.open(cpu)) {
                 // The CPU has just been switched off.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
                 outcome => outcome?,
@@ -177,7 +216,7 @@ impl Sideband {
         let known = self.missing.iter().position(|missing| missing.cpu == cpu);
         let known = known.map(|place| self.missing.swap_remove(place));
         let was_logged = known.is_some_and(|missing| missing.is_logged);
-        match self.try_open_on(cpu, opens) {
+        match self.try_open_on(cpu, true, opens) {
             // How many there were until now is unknown.
             Ok(()) => self.left.push(Timed::lost(1)),
             Err(error) => {
@@ -199,13 +238,39 @@ impl Sideband {
         }
     }
 
-    fn try_open_on(&mut self, cpu: u32, opens: Opens<'_>) -> io::Result<()> {
+    /// Replaces the events of CPUs that are flooded with names by ones without, and those by ones with
+    /// names again later. Returns whether a CPU has none.
+    pub fn follow_floods(&mut self, opens: Opens<'_>) -> bool {
+        let now = Instant::now();
+        let due = self.rings.iter().filter(|ring| ring.replaced_from.is_some_and(|due| due <= now));
+        let due: Vec<(u32, bool)> = due.map(|ring| (ring.cpu, !ring.has_names)).collect();
+        for (cpu, has_names) in due {
+            let outcome = self.try_open_on(cpu, has_names, opens);
+            let Some(ring) = self.rings.iter_mut().find(|ring| ring.cpu == cpu) else { continue };
+            match outcome {
+                Ok(()) => {
+                    tracing::debug!(cpu, has_names, "threads are renamed without end");
+                    ring.replaced_from = (!has_names).then(|| now + WITHOUT_NAMES);
+                    // How many there were is unknown.
+                    self.left.push(Timed::lost(1));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    tracing::debug!(cpu, %error, "the process events of a CPU stay as they are");
+                    ring.replaced_from = Some(now + WITHOUT_NAMES);
+                }
+            }
+        }
+        self.rings.iter().any(|ring| !ring.has_names)
+    }
+
+    fn try_open_on(&mut self, cpu: u32, has_names: bool, opens: Opens<'_>) -> io::Result<()> {
         let wakeup_bytes = match self.wakeup {
             Wakeup::Each => 1,
             Wakeup::Many => WAKEUP_BYTES,
         };
-        let event = opens(cpu, CpuEvent::Processes { wakeup_bytes })?;
-        let ring = CpuRing::of(cpu, event, self.data_pages)?;
+        let event = opens(cpu, CpuEvent::Processes { wakeup_bytes, has_names })?;
+        let ring = CpuRing::of(cpu, event, self.data_pages, has_names)?;
         let mut interest =
             libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
         // SAFETY: valid descriptors and a valid event.
@@ -223,7 +288,7 @@ impl Sideband {
         perf_event::enable(ring.fd.as_fd())?;
         if let Some(old) = self.rings.iter().position(|ring| ring.cpu == cpu) {
             // An event seen by both is delivered twice; the second changes nothing.
-            let old = self.rings.swap_remove(old);
+            let mut old = self.rings.swap_remove(old);
             old.drain(&mut self.scratch, &mut self.left, &mut |_, _| false);
         }
         self.rings.push(ring);
@@ -247,7 +312,7 @@ impl Sideband {
     /// All events so far, one CPU's after the other's, except mapping events that are skipped.
     pub fn drain(&mut self, into: &mut Vec<Timed>, mut passes_over: impl FnMut(u32, u64) -> bool) {
         into.append(&mut self.left);
-        for ring in &self.rings {
+        for ring in &mut self.rings {
             ring.drain(&mut self.scratch, into, &mut passes_over);
         }
     }
@@ -297,6 +362,65 @@ mod tests {
 
     fn times(events: &mut InOrder, until: u64) -> Vec<u64> {
         std::iter::from_fn(|| events.next(until)).map(|event| event.time).collect()
+    }
+
+    fn threads_renamed(times: u32) {
+        let renamed = std::thread::spawn(move || {
+            // SAFETY: a set of CPUs is zeroed bytes; the calls read what lives through them.
+            let is_pinned = unsafe {
+                let mut first: libc::cpu_set_t = std::mem::zeroed();
+                libc::CPU_SET(0, &mut first);
+                libc::sched_setaffinity(0, size_of_val(&first), &raw const first)
+            };
+            assert_eq!(is_pinned, 0);
+            for _ in 0..times {
+                // SAFETY: a text that ends in NUL.
+                unsafe { libc::prctl(libc::PR_SET_NAME, c"renamed".as_ptr()) };
+            }
+        });
+        renamed.join().expect("it ends");
+    }
+
+    /// Needs root, as strata does.
+    #[test]
+    fn a_cpu_that_is_flooded_with_names_has_an_event_without_them_for_a_while() {
+        let mut opens = |cpu, event: CpuEvent| event.open(cpu);
+        let mut sideband = Sideband::open(&[0], Wakeup::Many).expect("events");
+        let mut events = Vec::new();
+        let mut renamed = |sideband: &mut Sideband, times| {
+            threads_renamed(times);
+            sideband.drain(&mut events, |_, _| false);
+            let of_test =
+                |of: &Timed| matches!(&of.event, Event::Comm { name, .. } if name == b"renamed");
+            let count = events.iter().filter(|event| of_test(event)).count();
+            let is_lost = events.iter().any(|event| matches!(event.event, Event::Lost { .. }));
+            events.clear();
+            (count, is_lost)
+        };
+        let few = renamed(&mut sideband, 1000);
+        assert_eq!(few, (1000, false));
+        assert!(!sideband.follow_floods(&mut opens));
+        // A ring is read as it fills.
+        for _ in 0..10 {
+            renamed(&mut sideband, MOST_RENAMED / 8);
+        }
+        assert!(sideband.follow_floods(&mut opens), "a flood within less than a second");
+        assert_eq!(renamed(&mut sideband, 1000), (0, true));
+        assert_eq!(renamed(&mut sideband, 1000), (0, false));
+        assert!(sideband.follow_floods(&mut opens), "it lasts");
+        sideband.rings[0].replaced_from = Some(Instant::now());
+        assert!(!sideband.follow_floods(&mut opens));
+        assert_eq!(renamed(&mut sideband, 1000), (1000, true));
+    }
+
+    #[test]
+    fn names_are_a_flood_where_there_are_too_many_within_a_second() {
+        let mut names = Renamed::default();
+        let each = RENAMED_WITHIN / u64::from(MOST_RENAMED) + 1;
+        assert!((0..1_000_000).all(|number| !names.is_flood(number * each)));
+        let mut names = Renamed::default();
+        let taken = (0..1_000_000).take_while(|number| !names.is_flood(number * each / 2)).count();
+        assert_eq!(taken, MOST_RENAMED as usize);
     }
 
     #[test]

@@ -61,8 +61,8 @@ impl Request {
     fn encode(&self) -> [u8; REQUEST_BYTES] {
         let (kind, of, numbers) = match self.operation {
             Operation::Cpu(cpu, CpuEvent::Clock { frequency }) => (CLOCK, cpu, [frequency, 0, 0]),
-            Operation::Cpu(cpu, CpuEvent::Processes { wakeup_bytes }) => {
-                (PROCESSES, cpu, [u64::from(wakeup_bytes), 0, 0])
+            Operation::Cpu(cpu, CpuEvent::Processes { wakeup_bytes, has_names }) => {
+                (PROCESSES, cpu, [u64::from(wakeup_bytes), u64::from(has_names), 0])
             }
             Operation::Probe(Mapped { pid, start, end, offset }) => {
                 (PROBE, pid, [start, end, offset])
@@ -89,9 +89,9 @@ impl Request {
             CLOCK if first != 0 && second == 0 && third == 0 => {
                 Operation::Cpu(of, CpuEvent::Clock { frequency: first })
             }
-            PROCESSES if second == 0 && third == 0 => {
+            PROCESSES if second <= 1 && third == 0 => {
                 let wakeup_bytes = u32::try_from(first).ok()?;
-                Operation::Cpu(of, CpuEvent::Processes { wakeup_bytes })
+                Operation::Cpu(of, CpuEvent::Processes { wakeup_bytes, has_names: second == 1 })
             }
             PROBE if of != 0 && i32::try_from(of).is_ok() && first < second => {
                 Operation::Probe(Mapped { pid: of, start: first, end: second, offset: third })
@@ -186,13 +186,23 @@ impl Reply {
 mod tests {
     use super::*;
 
-    fn requests() -> [Request; 3] {
+    fn requests() -> [Request; 4] {
         let mapped = Mapped { pid: 4711, start: 0x7f00_0000, end: 0x7f00_2000, offset: 0x1040 };
         [
             Request { id: 1, operation: Operation::Cpu(3, CpuEvent::Clock { frequency: 97 }) },
             Request {
                 id: u64::MAX,
-                operation: Operation::Cpu(0, CpuEvent::Processes { wakeup_bytes: 1 }),
+                operation: Operation::Cpu(
+                    0,
+                    CpuEvent::Processes { wakeup_bytes: 1, has_names: true },
+                ),
+            },
+            Request {
+                id: 2,
+                operation: Operation::Cpu(
+                    9,
+                    CpuEvent::Processes { wakeup_bytes: 32 << 10, has_names: false },
+                ),
             },
             Request { id: 7, operation: Operation::Probe(mapped) },
         ]
@@ -221,7 +231,7 @@ mod tests {
             }
             assert_eq!(changed(2, 1 << 32), None, "a number of 64 bits");
         }
-        let [clock, processes, probe] = requests();
+        let [clock, processes, _, probe] = requests();
         let with = |request: Request, word: usize, to: u64| {
             let mut bytes = request.encode();
             bytes[word * 8..][..8].copy_from_slice(&to.to_le_bytes());
@@ -230,6 +240,7 @@ mod tests {
         assert_eq!(with(clock, 3, 0), None, "no frequency");
         assert_eq!(with(clock, 5, 1), None, "a number that it does not have");
         assert_eq!(with(processes, 3, 1 << 32), None);
+        assert_eq!(with(processes, 4, 2), None, "neither with names nor without");
         assert_eq!(with(probe, 2, 0), None, "no process: the caller itself");
         assert_eq!(with(probe, 2, u64::from(u32::MAX)), None, "every process");
         assert_eq!(with(probe, 4, 0), None, "a mapping that ends before it begins");

@@ -466,7 +466,8 @@ mod tests {
                 served.0.send(bytes, &[], Wait::Block).expect("it takes it");
             }
         }
-        for event in [CpuEvent::Clock { frequency: 97 }, CpuEvent::Processes { wakeup_bytes: 1 }] {
+        let processes = |has_names| CpuEvent::Processes { wakeup_bytes: 1, has_names };
+        for event in [CpuEvent::Clock { frequency: 97 }, processes(true), processes(false)] {
             let (outcome, opened) = served.ask(Operation::Cpu(0, event));
             let opened = opened.unwrap_or_else(|| panic!("{outcome:?}"));
             assert!(kind_of(opened.as_raw_fd()).contains("[perf_event]"));
