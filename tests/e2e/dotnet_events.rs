@@ -310,11 +310,7 @@ fn a_daemon_keeps_the_exceptions_that_a_rule_asks_for() -> Result<()> {
     let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut daemon = Daemon::prepared()?;
-    daemon.configure(&format!(
-        "{}[[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"throwing\" }} }}\n\
-         types = [\"cpu\", \"exceptions\"]\n",
-        attaching_to(&["throwing", "others"])
-    ))?;
+    daemon.configure(&configuration(&[("throwing", "\"exceptions\"")]))?;
     daemon.start()?;
     let targets = ["throwing", "others"]
         .map(|service| Target::start_as(&dotnet, Version::V9, "paced", "1000", Some(service)));
@@ -327,19 +323,66 @@ fn a_daemon_keeps_the_exceptions_that_a_rule_asks_for() -> Result<()> {
     other.go()?;
     let (own, _) = (target.counts()?, other.counts()?);
     daemon.end()?;
-    let query = |service: &str, file: &str| -> Result<String> {
-        let mut command = Command::new(places::strata_binary()?);
-        command.args(["query", "--service", service, "--type", "exceptions", "-o", file]);
-        command.arg("--store").arg(daemon.store()).current_dir(daemon.folder());
-        let ended = Running::from_command(command)?.wait(PATIENCE)?;
-        println!("{}", ended.stderr);
-        Ok(std::fs::read_to_string(daemon.folder().join(file)).unwrap_or_default())
-    };
-    let stacks = text_outputs::folded(&query("throwing", "throwing.folded")?)?;
-    let seen = stacks.iter().map(|stack| stack.count).sum::<u64>();
+    let seen = stored(&daemon, "throwing")?;
     println!("{own:?}: {seen} seen");
     assert_eq!(seen, own.values().sum::<u64>());
-    assert!(query("others", "others.folded")?.is_empty());
+    assert_eq!(stored(&daemon, "others")?, 0);
+    Ok(())
+}
+
+/// Rules for two services that are attached to, with what is sampled beside CPU time.
+fn configuration(types: &[(&str, &str)]) -> String {
+    let rule = |(service, types): &(&str, &str)| {
+        format!(
+            "[[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"{service}\" }} }}\n\
+             types = [\"cpu\", {types}]\n"
+        )
+    };
+    attaching_to(&["throwing", "others"]) + &types.iter().map(rule).collect::<String>()
+}
+
+/// The exceptions of a service that are in the store.
+fn stored(daemon: &Daemon, service: &str) -> Result<u64> {
+    let file = format!("{service}.folded");
+    let mut command = Command::new(places::strata_binary()?);
+    command.args(["query", "--service", service, "--type", "exceptions", "-o", &file]);
+    command.arg("--store").arg(daemon.store()).current_dir(daemon.folder());
+    let ended = Running::from_command(command)?.wait(PATIENCE)?;
+    println!("{}", ended.stderr);
+    let stacks = std::fs::read_to_string(daemon.folder().join(&file)).unwrap_or_default();
+    Ok(text_outputs::folded(&stacks)?.iter().map(|stack| stack.count).sum())
+}
+
+/// A reload changes which events are reported, also of processes that report some already.
+#[test]
+fn a_reload_changes_the_events_of_processes_that_have_a_bridge() -> Result<()> {
+    let _machine = machine::beside_dotnet()?;
+    let dotnet = dotnet()?;
+    let mut daemon = Daemon::prepared()?;
+    let (locks, both) = ("\"locks\"", "\"exceptions\", \"locks\"");
+    daemon.configure(&configuration(&[("throwing", locks), ("others", both)]))?;
+    daemon.start()?;
+    let start = |service| Target::start_as(&dotnet, Version::V9, "paced", "1000", Some(service));
+    let (target, other) = (start("throwing")?, start("others")?);
+    for of in [&target, &other] {
+        daemon.running()?.wait_for_log(&format!("{REPORTED} pid={}", of.pid()), PATIENCE)?;
+    }
+    daemon.configure(&configuration(&[("throwing", both), ("others", locks)]))?;
+    daemon.reload()?;
+    for of in [&target, &other] {
+        let asked = format!("other events are asked for pid={}", of.pid());
+        daemon.running()?.wait_for_log(&asked, PATIENCE)?;
+    }
+    // The runtimes follow.
+    std::thread::sleep(Duration::from_secs(3));
+    target.go()?;
+    other.go()?;
+    let (own, _) = (target.counts()?, other.counts()?);
+    daemon.end()?;
+    let seen = stored(&daemon, "throwing")?;
+    println!("{own:?}: {seen} seen");
+    assert_eq!(seen, own.values().sum::<u64>());
+    assert_eq!(stored(&daemon, "others")?, 0);
     Ok(())
 }
 

@@ -34,6 +34,9 @@ const MOST_OBJECTS_IN_ALL: usize = 500_000;
 /// Frames of a stack for which there is no room as a whole.
 const FEW_FRAMES: usize = 8;
 
+/// Classes that may be kept beyond twice as many as there are objects.
+const FEW_CLASSES: usize = 1024;
+
 /// How many objects, and how many bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Amount {
@@ -121,6 +124,9 @@ impl Heap {
             self.drop_unused();
             self.crowded_from = self.frames + MOST_FRAMES / 10;
         }
+        if self.classes.len() > 2 * self.objects.len() + FEW_CLASSES {
+            self.drop_unused();
+        }
         if self.frames + stack.len() > MOST_FRAMES && stack.len() > FEW_FRAMES {
             self.shortened += 1;
             stack.truncate(FEW_FRAMES);
@@ -147,6 +153,12 @@ impl Heap {
         if self.objects.get(&id.slot).is_none_or(|known| known.time <= object.time) {
             self.objects.insert(id.slot, object);
         }
+    }
+
+    /// Whether its objects are as many as each of so many processes may have, or its frames.
+    fn has_its_share_of(&self, processes: usize) -> bool {
+        self.frames >= MOST_FRAMES_IN_ALL / processes
+            || self.objects.len() >= MOST_OBJECTS_IN_ALL / processes
     }
 
     /// Drops stacks and classes that no object has any more.
@@ -332,11 +344,13 @@ impl Engine {
             amount: amount_of(&event, header.weight),
         };
         let heaps = &mut self.heaps;
-        if heaps.frames > MOST_FRAMES_IN_ALL || heaps.objects > MOST_OBJECTS_IN_ALL {
-            // It is counted when it turns out to be in use.
+        let is_full = heaps.frames > MOST_FRAMES_IN_ALL || heaps.objects > MOST_OBJECTS_IN_ALL;
+        // One that is left out is counted when it turns out to be in use.
+        let others = heaps.of.len();
+        let heap = heaps.of.entry(thread.image).or_default();
+        if is_full && heap.has_its_share_of(others + 1) {
             return;
         }
-        let heap = heaps.of.entry(thread.image).or_default();
         let before = (heap.frames, heap.objects.len());
         heap.add(id, object, &printable(event.type_name), stack);
         heaps.shortened += std::mem::take(&mut heap.shortened);
@@ -453,6 +467,28 @@ mod tests {
         assert_eq!((heap.stacks.len(), heap.frames, heap.classes.len()), (2, 2, 1));
         heap.keep_alive(&table(&[(0, alive(1, 0))]));
         assert_eq!((heap.objects.len(), heap.stacks.len(), heap.frames), (1, 1, 1));
+    }
+
+    #[test]
+    fn classes_are_kept_as_long_as_an_object_has_them() {
+        let mut heap = Heap::default();
+        for number in 0..100_000 {
+            heap.add(id(7, number), object(number, 1.0), &format!("Class{number}"), stack(1));
+            assert!(heap.classes.len() <= FEW_CLASSES + 3, "{}", heap.classes.len());
+        }
+    }
+
+    #[test]
+    fn a_process_that_comes_late_has_its_share() {
+        let mut first = Heap::default();
+        for slot in 0..1_000u16 {
+            let frames = (0..500).map(|frame| CodeAddress::Kernel(frame << 16 | u64::from(slot)));
+            first.add(id(slot, 1), object(1, 1.0), "A", frames.collect());
+        }
+        let second = Heap::default();
+        assert!(!second.has_its_share_of(20));
+        let many = MOST_FRAMES_IN_ALL / first.frames + 1;
+        assert!(first.has_its_share_of(many) && !first.has_its_share_of(1));
     }
 
     #[test]

@@ -13,15 +13,23 @@ const MOST_ASKED: usize = 100_000;
 const MANY_STUBS: usize = 10_000;
 /// Flushes after which an address may be asked about again.
 const ANSWER_AGES: u32 = 2;
+/// An address is asked about so often until its code is read: a long collection, or an unload, may have
+/// kept the bridge from answering.
+const MOST_TIMES: u8 = 3;
 /// What an entry takes.
 const ENTRY: usize = 64;
 
 /// An address whose method has been requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
-    /// Whether the code there has called something.
+    /// Whether the code there has called something, and how often it was asked before.
     Waiting {
         is_caller: bool,
+        before: u8,
+    },
+    /// It was asked so often, without an answer: it may be asked again.
+    Unanswered {
+        times: u8,
     },
     /// No method is there: the code is read. Until then it has no rule.
     Reading {
@@ -44,10 +52,13 @@ pub struct Addresses {
 impl Addresses {
     /// Notes that an address is requested; false when it was requested before.
     pub fn ask(&mut self, address: u64, is_caller: bool) -> bool {
-        if self.asked.len() >= MOST_ASKED || self.asked.contains_key(&address) {
-            return false;
-        }
-        self.asked.insert(address, (Asked::Waiting { is_caller }, self.flush));
+        let before = match self.asked.get(&address) {
+            Some((Asked::Unanswered { times }, _)) => *times,
+            Some(_) => return false,
+            None if self.asked.len() >= MOST_ASKED => return false,
+            None => 0,
+        };
+        self.asked.insert(address, (Asked::Waiting { is_caller, before }, self.flush));
         true
     }
 
@@ -59,9 +70,19 @@ impl Addresses {
     /// No method is there. True the first time, if that was asked: the code is to be read.
     pub fn is_in_no_method(&mut self, address: u64) -> bool {
         let Some((asked, _)) = self.asked.get_mut(&address) else { return false };
-        let Asked::Waiting { is_caller } = *asked else { return false };
+        let Asked::Waiting { is_caller, .. } = *asked else { return false };
         *asked = Asked::Reading { is_caller };
         true
+    }
+
+    /// There is no answer about an address. True when that was so too often: the code is to be read.
+    pub fn is_unanswered(&mut self, address: u64) -> bool {
+        let Some((asked, _)) = self.asked.get_mut(&address) else { return false };
+        let Asked::Waiting { is_caller, before } = *asked else { return false };
+        let times = before + 1;
+        let is_read = times >= MOST_TIMES;
+        *asked = if is_read { Asked::Reading { is_caller } } else { Asked::Unanswered { times } };
+        is_read
     }
 
     /// Whether the answer about an address is pending, or the code there is being read.
@@ -131,6 +152,20 @@ mod tests {
         assert!(addresses.ask(7, false));
         addresses.is_answered(7);
         assert!(addresses.ask(7, false), "its method may be gone");
+    }
+
+    #[test]
+    fn an_address_without_an_answer_is_asked_about_again_and_then_read() {
+        let mut addresses = Addresses::default();
+        for _ in 1..MOST_TIMES {
+            assert!(addresses.ask(7, true));
+            assert!(!addresses.is_unanswered(7) && !addresses.is_waiting_for(7));
+        }
+        assert!(addresses.ask(7, true));
+        assert!(addresses.is_unanswered(7) && addresses.is_waiting_for(7));
+        assert!(!addresses.ask(7, true) && !addresses.is_unanswered(7));
+        assert!(addresses.add_stub(7, None));
+        assert!(!addresses.is_unanswered(8), "it was not asked");
     }
 
     #[test]

@@ -252,7 +252,9 @@ fn reach(pid: u32, attach: bool) -> Result<Bridge, AttachError> {
         };
         match outcome {
             Ok((session, loaded)) => {
+                let lost_before = if loaded { 0 } else { lost_there(&session) };
                 return Ok(Bridge {
+                    lost_before,
                     session,
                     loaded,
                     lag: Lag::Behind,
@@ -344,9 +346,13 @@ pub enum Update<'a> {
     /// reported again since the gap has ended.
     CaughtUp,
     /// There is no answer to the request for an IL map.
-    Unanswered {
+    IlMapUnanswered {
         function: u64,
         start: u64,
+    },
+    /// The same for an address.
+    AddressUnanswered {
+        address: u64,
     },
 }
 
@@ -411,6 +417,16 @@ pub struct Bridge {
     has_more: bool,
     /// Where it reports events; removed after it.
     probe: Option<Probe>,
+    /// What it had lost before it was reached: all that lives is reported again since.
+    lost_before: u64,
+}
+
+/// Records that a bridge has lost in its process, by its own account.
+fn lost_there(session: &Session) -> u64 {
+    let status = session.status();
+    // Events are counted by kind.
+    let of_records = Loss::ALL.iter().filter(|loss| !loss.is_of_events());
+    stated(of_records.map(|loss| status.lost(*loss)))
 }
 
 impl Bridge {
@@ -444,9 +460,13 @@ impl Bridge {
                 taking.take(Update::CaughtUp);
             }
             for (question, _) in read.unanswered {
-                if let Question::IlMap { function, start, .. } = question {
-                    taking.take(Update::Unanswered { function, start });
-                }
+                taking.take(match question {
+                    Question::IlMap { function, start, .. } => {
+                        Update::IlMapUnanswered { function, start }
+                    }
+                    Question::AppDomain(_) => continue,
+                    Question::Address(address) => Update::AddressUnanswered { address },
+                });
             }
             *taking.lag = taking.lag.after(read.caught_up, read.at_end);
             self.is_at_end = read.at_end;
@@ -509,10 +529,7 @@ impl Bridge {
 
     /// Records lost in the process, or refused as invalid.
     pub fn lost(&self) -> u64 {
-        let status = self.session.status();
-        // Events are counted by kind.
-        let of_records = Loss::ALL.iter().filter(|loss| !loss.is_of_events());
-        let there = stated(of_records.map(|loss| status.lost(*loss)));
+        let there = lost_there(&self.session).saturating_sub(self.lost_before);
         let here = self.session.losses();
         there
             + here.malformed
@@ -572,6 +589,11 @@ impl Bridge {
     /// From now on it reports events, and the probe passes them on.
     pub fn report_events(&mut self, probe: Probe, wishes: u64) -> Result<(), SessionError> {
         self.probe = Some(probe);
+        self.session.wish_for_events(wishes)
+    }
+
+    /// It is asked for other events than before.
+    pub fn wish_for_events(&mut self, wishes: u64) -> Result<(), SessionError> {
         self.session.wish_for_events(wishes)
     }
 

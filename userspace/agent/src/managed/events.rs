@@ -266,6 +266,14 @@ impl Events {
         }
     }
 
+    /// Which of the kinds that are wanted are not among those that the bridge states.
+    fn look_at_kinds(&mut self, stated: u64) {
+        let wanted = self.wanted.kinds;
+        let has = |kind: &Kind| stated >> *kind as u8 & 1 == 1;
+        self.absent = wanted.iter().filter(|kind| !has(kind)).collect();
+        self.outdated = outdated(stated).and(wanted);
+    }
+
     /// Which of the kinds that are asked for the bridge's owner has not asked it for.
     fn look_at_owner(&mut self, bridge: &Bridge) {
         if !matches!(self.progress, Progress::Asked(_) | Progress::Reporting) {
@@ -353,12 +361,27 @@ impl Managed {
         self.events.messages
     }
 
-    /// The same of one process, where each is decided on.
+    /// The same of one process, where each is decided on. One that reports events already is asked for
+    /// these instead.
     pub fn want_events_of(&mut self, image: ImageId, kinds: Kinds) {
-        let kinds = kinds.and(self.events.kinds);
-        if let Some(target) = self.targets.get_mut(&image) {
-            target.events.wanted = Wanted { kinds, ..self.events };
+        let wanted = Wanted { kinds: kinds.and(self.events.kinds), ..self.events };
+        let Some(target) = self.targets.get_mut(&image) else { return };
+        if std::mem::replace(&mut target.events.wanted, wanted) == wanted {
+            return;
         }
+        let State::Attached(bridge) = &mut target.state else { return };
+        if !matches!(target.events.progress, Progress::Asked(_) | Progress::Reporting) {
+            return;
+        }
+        target.events.look_at_kinds(bridge.events().1);
+        let wishes = wanted.wishes(target.events.outdated);
+        target.events.progress = match bridge.wish_for_events(wishes) {
+            Ok(()) => {
+                tracing::info!(pid = target.pid, kinds = %wanted.kinds, "other events are asked for");
+                Progress::Asked(Instant::now())
+            }
+            Err(error) => Progress::Failed(error.to_string()),
+        };
     }
 
     /// Processes whose bridge has reported everything, and whose events are wanted.
@@ -382,9 +405,7 @@ impl Managed {
                 continue;
             }
             let (address, kinds) = bridge.events();
-            let has = |kind: &Kind| kinds >> *kind as u8 & 1 == 1;
-            target.events.absent = wanted.iter().filter(|kind| !has(kind)).collect();
-            target.events.outdated = outdated(kinds).and(wanted);
+            target.events.look_at_kinds(kinds);
             if address == 0 {
                 let why = "the bridge in it is of an older version, which reports no events: \
                            restart the process";

@@ -342,6 +342,7 @@ impl Managed {
         self.take_read_code();
         self.publish_contexts(programs);
         if self.targets.is_empty() {
+            self.turns = Turns::default();
             return;
         }
         self.reach_free_ones();
@@ -556,7 +557,10 @@ impl Managed {
             return Some(self.turned + NEXT_TURN);
         }
         let awaited = self.targets.values().filter(|target| target.is_awaited);
-        let awaited = awaited.map(|target| target.published + PUBLISH_AWAITED_AFTER).min();
+        // One that has used up its time is not published at every turn.
+        let awaited = awaited
+            .map(|target| (target.published + PUBLISH_AWAITED_AFTER).max(self.turned + NEXT_TURN));
+        let awaited = awaited.min();
         let begin =
             !self.events.kinds.is_empty() && self.targets.values().any(Target::begins_events);
         awaited.into_iter().chain(begin.then(|| self.turned + NEXT_TURN)).min()
@@ -601,7 +605,8 @@ impl Managed {
             let is_kept = is_current
                 || target.ended.is_some()
                 || !target.sampled.is_empty()
-                || !target.units.is_empty();
+                || !target.units.is_empty()
+                || target.events.last_objects.is_some();
             if !is_kept {
                 *lost_before += target.lost_in_all();
                 windows_before.add(target.events.allocation_windows.seen());
@@ -784,6 +789,18 @@ mod tests {
         assert!(managed.ask_again(|_| true).is_empty());
         managed.admit(image, Policy::Attach);
         assert_eq!(managed.standing_of(image), Some(Standing::Attaching));
+    }
+
+    #[test]
+    fn code_that_is_awaited_and_has_no_time_left_is_no_reason_for_a_turn_at_once() {
+        let mut managed = Managed::new(Policy::EnvironmentOnly, false);
+        let image = ImageId(1);
+        managed.found(u32::MAX >> 1, image);
+        let now = Instant::now();
+        managed.turned = now;
+        let target = managed.targets.get_mut(&image).expect("it was found");
+        (target.is_awaited, target.published) = (true, now - Duration::from_secs(1));
+        assert_eq!(managed.next_deadline(), Some(now + NEXT_TURN));
     }
 
     #[test]

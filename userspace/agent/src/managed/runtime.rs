@@ -201,7 +201,10 @@ impl Runtime {
                     confirmed.modules.remove(&gone.module);
                 }
                 // One without a name is not kept.
-                Record::Thread(thread) if !thread.name.is_empty() => {
+                Record::Thread(thread) if thread.name.is_empty() => {
+                    confirmed.threads.remove(&thread.managed_id);
+                }
+                Record::Thread(thread) => {
                     confirmed.threads.insert(thread.managed_id);
                 }
                 Record::ThreadEnd(gone) => {
@@ -446,10 +449,14 @@ impl Runtime {
     }
 
     /// All of the code that starts here, or what could be read of it.
-    pub fn take_code(&mut self, start: u64, bytes: &[u8]) {
+    pub fn take_code(&mut self, (start, wanted): (u64, u32), bytes: &[u8]) {
         let Some(index) = self.code.method_from(start) else { return };
         let Some(size) = self.code.size_of(start, index) else { return };
         let Some(method) = self.methods.get_mut(index) else { return };
+        if size != wanted {
+            // Other code is there by now.
+            return;
+        }
         let known = std::mem::take(&mut method.published_code_bytes);
         // Of a process that has ended, nothing can be read: its bridge's records hold.
         if known == 0 || bytes.len() <= usize::from(known) {
@@ -537,6 +544,13 @@ impl Runtime {
     /// Notes that an address is requested; false when it was requested before.
     pub fn ask(&mut self, address: u64, is_caller: bool) -> bool {
         self.addresses.ask(address, is_caller)
+    }
+
+    /// There is no answer about an address. It may be asked again; after some times, its code is read.
+    pub fn is_unanswered(&mut self, address: u64) {
+        if self.addresses.is_unanswered(address) {
+            self.unknown_stubs.push(address);
+        }
     }
 
     /// Takes the addresses in no method, by the runtime's answer, whose code is to be read.
@@ -654,7 +668,9 @@ mod tests {
         let at = found(&runtime, 0x1000);
         assert_eq!(runtime.wants_code(at), Some(0x100));
         assert_eq!(runtime.code.keeps_frame_pointer(0x1050), Some(true));
-        runtime.take_code(0x1000, &[]);
+        runtime.take_code((0x1000, 0x80), &[0x90; 0x80]);
+        assert_eq!(runtime.wants_code(at), Some(0x100), "that was other code");
+        runtime.take_code((0x1000, 0x100), &[]);
         assert_eq!(runtime.code.keeps_frame_pointer(0x1050), Some(true), "of no bytes");
         assert_eq!(runtime.wants_code(at), None, "it is asked for once");
     }

@@ -19,6 +19,8 @@ use crate::processes::innermost_pid;
 /// Threads of one process that are looked up at once.
 const MOST_LOOKUPS: usize = 256;
 const LOOKUPS_EVERY: Duration = Duration::from_millis(500);
+/// What one event may stand for.
+const MOST_WEIGHT: u32 = 1 << 20;
 /// A thread may have ended, and another have its number, by then.
 const TRUSTED: Duration = Duration::from_secs(10);
 
@@ -139,7 +141,8 @@ impl Managed {
     /// An event that was read and cannot be used: its process runs another program by now.
     pub fn lose_snapshot(&mut self, kind: Kind, weight: u32) {
         if let Some(lost) = self.snapshots.lost.of_kind.get_mut(kind as usize) {
-            *lost = lost.saturating_add(u64::from(weight));
+            // A claim of the process.
+            *lost = lost.saturating_add(u64::from(weight.min(MOST_WEIGHT)));
         }
     }
 

@@ -410,9 +410,10 @@ impl Target {
                     runtime.code.hold_era();
                 }
                 Update::CaughtUp => runtime.forget_unconfirmed(),
-                Update::Unanswered { function, start } => {
+                Update::IlMapUnanswered { function, start } => {
                     runtime.il_map_is_unanswered(function, start);
                 }
+                Update::AddressUnanswered { address } => runtime.is_unanswered(address),
             }
             Ok(())
         });
@@ -514,7 +515,7 @@ impl Target {
     pub fn take_read_code(&mut self, Answer { purpose, codes, .. }: Answer) {
         for (place, code) in codes {
             match purpose {
-                Purpose::Method => self.runtime.take_code(place.0, &code),
+                Purpose::Method => self.runtime.take_code(place, &code),
                 Purpose::Stub => {
                     let Some(address) = self.stub_addresses.remove(&place) else { continue };
                     let stub = stubs::find(&code, (address - place.0) as usize);

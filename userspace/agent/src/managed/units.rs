@@ -2,8 +2,9 @@
 //!
 //! Invariant: a table is released only when no published process uses it any more.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use strata_bridge_protocol::record::{ModuleRecord, module_flag};
 use strata_unwind::UnwindTable;
@@ -36,9 +37,16 @@ pub struct Units {
     quota: usize,
     /// Of `tables`, and of those being removed.
     bytes: u64,
-    /// Units with code for which there was no room: unwound by frame pointers.
-    without_room: BTreeSet<u64>,
+    /// Units with code for which there was no room, and how much they need: unwound by frame pointers.
+    without_room: BTreeMap<u64, u64>,
+    /// When there was last none.
+    refused: Option<Instant>,
 }
+
+/// Time until units without room are tried again.
+const AGAIN: Duration = Duration::from_secs(10);
+/// Units that are tried again at once, where others may have taken the room.
+const TRIED_AGAIN: usize = 8;
 
 impl Default for Units {
     fn default() -> Self {
@@ -50,7 +58,8 @@ impl Default for Units {
             era: 0,
             quota: NEW_RULES_PER_OWNER,
             bytes: 0,
-            without_room: BTreeSet::new(),
+            without_room: BTreeMap::new(),
+            refused: None,
         }
     }
 }
@@ -64,6 +73,7 @@ impl Units {
         store: &mut Store,
         most_bytes: u64,
     ) -> bool {
+        code.touch_units(self.tried_again(most_bytes, Instant::now()).into_iter());
         let dirty = code.take_dirty(UNITS_AT_ONCE);
         self.era = code.eras.version();
         for unit in &dirty {
@@ -72,14 +82,16 @@ impl Units {
                 let bytes = bytes_of(&table);
                 if self.bytes + bytes > most_bytes {
                     store.refused += 1;
-                    self.without_room.insert(*unit);
+                    self.without_room.insert(*unit, bytes);
+                    self.refused = Some(Instant::now());
                     return None;
                 }
                 let loaded = store.load_within(programs, &table, &mut self.quota);
                 match &loaded {
                     Some(table) => self.bytes += table.bytes(),
                     None => {
-                        self.without_room.insert(*unit);
+                        self.without_room.insert(*unit, bytes);
+                        self.refused = Some(Instant::now());
                     }
                 }
                 loaded.map(Arc::new)
@@ -92,6 +104,18 @@ impl Units {
         }
         let changed = std::mem::take(&mut self.changed);
         changed || !dirty.is_empty()
+    }
+
+    /// Units without room for which there may be some now.
+    fn tried_again(&mut self, most_bytes: u64, now: Instant) -> Vec<u64> {
+        let is_due = self.refused.is_some_and(|refused| now - refused >= AGAIN);
+        if !is_due || self.without_room.is_empty() {
+            return Vec::new();
+        }
+        self.refused = Some(now);
+        let left = most_bytes.saturating_sub(self.bytes);
+        let fitting = self.without_room.iter().filter(|(_, bytes)| **bytes <= left);
+        fitting.map(|(unit, _)| *unit).take(TRIED_AGAIN).collect()
     }
 
     /// Releases what is not used any more.
@@ -187,7 +211,7 @@ impl Units {
     /// Code that has no table: of units without room, and code that has not been published.
     fn between(&self, start: u64, end: u64, to: &mut Vec<Stretch>) {
         let mut at = start;
-        for &unit in self.without_room.range(start & !(UNIT - 1)..end) {
+        for (&unit, _) in self.without_room.range(start & !(UNIT - 1)..end) {
             let (from, until) = (unit.max(at), (unit + UNIT).min(end));
             if from > at {
                 to.push(Stretch { start: at, end: from, code: Code::Unannounced });
@@ -234,9 +258,22 @@ mod tests {
     }
 
     #[test]
+    fn units_without_room_are_tried_again_when_they_may_have_some() {
+        let now = Instant::now();
+        let mut units = Units { bytes: 100, refused: Some(now), ..Units::default() };
+        units.without_room.extend([(UNIT, 50), (2 * UNIT, 500)]);
+        let later = |times: u32| now + times * AGAIN;
+        assert!(units.tried_again(1_000, now).is_empty(), "it was just refused");
+        assert!(units.tried_again(140, later(1)).is_empty());
+        assert_eq!(units.tried_again(150, later(2)), [UNIT]);
+        assert!(units.tried_again(1_000, later(2)).is_empty());
+        assert_eq!(units.tried_again(1_000, later(3)), [UNIT, 2 * UNIT]);
+    }
+
+    #[test]
     fn units_without_room_are_followed_by_frame_pointers() {
         let mut units = Units::default();
-        units.without_room.extend([UNIT, 3 * UNIT]);
+        units.without_room.extend([(UNIT, 1), (3 * UNIT, 1)]);
         let mut stretches = Vec::new();
         units.stretches(0x1000, 4 * UNIT, &mut stretches);
         let kinds: Vec<_> = stretches

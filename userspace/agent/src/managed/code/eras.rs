@@ -77,10 +77,15 @@ impl Eras {
         self.time
     }
 
-    /// Rules that were cached for the code before must not be used any more.
-    pub(super) fn begin(&mut self) {
-        self.now = self.now.wrapping_add(1);
+    /// Rules that were cached must not be used any more; the code is the same.
+    pub(super) fn renew_rules(&mut self) {
         self.version = self.version.wrapping_add(1).max(1);
+    }
+
+    /// Code has ended. Rules that were cached for it must not be used any more.
+    pub(super) fn begin(&mut self) {
+        self.renew_rules();
+        self.now = self.now.wrapping_add(1);
         if self.held.is_some() {
             return;
         }

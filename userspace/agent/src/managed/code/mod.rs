@@ -273,8 +273,7 @@ impl CodeMap {
         {
             let before = std::mem::replace(&mut span.rows, rows);
             let end = start + u64::from(span.size);
-            // Rules cached for the old code must not be used any more.
-            self.eras.begin();
+            self.eras.renew_rules();
             self.touch(start, end);
             self.row_lists.release(before);
         } else {
@@ -345,7 +344,11 @@ impl CodeMap {
         if gone.is_empty() {
             return;
         }
-        self.eras.begin();
+        if gone.iter().any(|at| self.spans.get(at).is_some_and(|span| span.method().is_some())) {
+            self.eras.begin();
+        } else {
+            self.eras.renew_rules();
+        }
         for at in gone {
             if let Some(span) = self.spans.remove(&at) {
                 let end = at + u64::from(span.size);
@@ -507,6 +510,11 @@ impl CodeMap {
     }
 
     /// All units are to be built again.
+    /// Units that are loaded again, by their addresses.
+    pub fn touch_units(&mut self, units: impl Iterator<Item = u64>) {
+        self.dirty.extend(units.map(|unit| unit >> UNIT_SHIFT));
+    }
+
     pub fn touch_all(&mut self) {
         self.dirty.extend(self.units.keys());
     }
@@ -594,7 +602,7 @@ impl CodeMap {
         if self.is_behind {
             // Tables of the last era are out of date where units were left over: rules cached from
             // them must not outlive them.
-            self.eras.begin();
+            self.eras.renew_rules();
         }
         let rest = match self.dirty.iter().nth(most) {
             Some(&first) => self.dirty.split_off(&first),

@@ -274,9 +274,14 @@ fn claimed_code_is_bounded_by_the_units_it_lies_in() {
     let all = map.dirty.len();
     let mut built = 0;
     while map.is_dirty() {
-        let (era, taken) = (map.eras.now(), map.take_dirty(UNITS_AT_ONCE).len());
+        let (era, version) = (map.eras.now(), map.eras.version());
+        let taken = map.take_dirty(UNITS_AT_ONCE).len();
         assert!(taken <= UNITS_AT_ONCE);
-        assert!(built == 0 || map.eras.now() != era, "what was cached meanwhile is out of date");
+        assert!(
+            built == 0 || map.eras.version() != version,
+            "what was cached meanwhile is out of date"
+        );
+        assert_eq!(map.eras.now(), era, "the code is the same");
         built += taken;
     }
     assert_eq!(built, all);

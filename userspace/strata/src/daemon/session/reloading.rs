@@ -129,22 +129,18 @@ impl Daemon {
     /// Rules may select other processes for bridges now.
     fn ask_bridges_again(&mut self) {
         let images: Vec<_> = self.engine.managed.images().collect();
-        let unwanted: Vec<_> = images
-            .into_iter()
-            .filter(|image| {
-                let who = self.flusher.processes.who(
-                    &self.engine,
-                    &self.configuration,
-                    &self.runtimes,
-                    *image,
-                    0,
-                );
-                who.is_some_and(|who| {
-                    let policy = who.decision.bridge.unwrap_or(self.configuration.bridge.value);
-                    policy == BridgePolicy::Off || who.decision.choice.enabled == Some(false)
-                })
-            })
-            .collect();
+        let mut unwanted = Vec::new();
+        for image in images {
+            let (processes, configuration) = (&mut self.flusher.processes, &self.configuration);
+            let who = processes.who(&self.engine, configuration, &self.runtimes, image, 0);
+            let Some(who) = who else { continue };
+            let policy = who.decision.bridge.unwrap_or(configuration.bridge.value);
+            if policy == BridgePolicy::Off || who.decision.choice.enabled == Some(false) {
+                unwanted.push(image);
+            }
+            let kinds = who.identity.types.on;
+            self.engine.managed.want_events_of(image, kinds);
+        }
         self.engine.take_bridges_back(|image| !unwanted.contains(&image));
     }
 }
