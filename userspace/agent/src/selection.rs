@@ -45,7 +45,7 @@ fn is_group(wanted: &str, group: &Group) -> bool {
     let by_id =
         wanted.len() >= 6 && group.container.as_deref().is_some_and(|id| id.starts_with(wanted));
     let is_path = |path: &str| {
-        path.trim_matches('/') == wanted.trim_matches('/')
+        !wanted.is_empty() && path.trim_matches('/') == wanted.trim_matches('/')
             || wanted.len() >= 4 && path.contains(wanted)
     };
     by_id || group.paths().any(is_path)
@@ -289,6 +289,8 @@ mod tests {
         };
         assert!(matches("t7quota") && matches("/t7quota/") && matches("a/longer/path"));
         assert!(!matches("t7quota/below") && !matches("/") && !matches("t7"));
+        let root = crate::processes::container::parse("0::/\n");
+        assert!(is_group("/", &root) && !is_group("", &root));
     }
 
     #[test]

@@ -124,13 +124,18 @@ impl Store {
     ) -> Result<Table> {
         let times = (Some(window.from), Some(window.to));
         let mut whose = whose.clone();
-        let mut held = self.list(&whose.with_kind(), times, false)?;
-        if held.is_empty()
-            && whose.kind.is_none()
-            && let Some(only) = hints::only_kind(&self.all()?, &whose)
-        {
-            whose.kind = Some(only);
-            held = self.list(&whose, times, false)?;
+        let mut held = self.list(&whose.with_kind(), times, true)?;
+        if held.is_empty() {
+            let all = self.all()?;
+            let only = hints::only_kind(&all, &whose).filter(|_| whose.kind.is_none());
+            if only.is_some() {
+                whose.kind = only;
+                held = self.list(&whose, times, true)?;
+            }
+            if held.is_empty() {
+                let why = hints::why_nothing(&all, &whose, window, &self.directory);
+                return Err(QueryError::Nothing { why, damaged: 0 });
+            }
         }
         let parts: BTreeSet<(Option<String>, Exactly)> = held.iter().map(key).collect();
         let (mut table, mut sums) = (Table::default(), BTreeMap::<String, i64>::new());

@@ -15,6 +15,7 @@ mod losses;
 mod output;
 mod printing;
 mod priority;
+mod process_files;
 mod processes;
 mod ps;
 mod query;
@@ -30,7 +31,7 @@ mod waits;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
@@ -63,7 +64,7 @@ fn helper(arguments: &[OsString]) -> Option<std::io::Result<()>> {
         }
         // For `cargo xtask dist`.
         "internal-documents" => {
-            let written = documents::write(std::path::Path::new(arguments.get(2)?));
+            let written = documents::write(Path::new(arguments.get(2)?));
             if let Err(error) = &written {
                 message!("strata: completions and manual pages cannot be written: {error}");
             }
@@ -155,9 +156,12 @@ fn record(args: RecordArgs) -> Result<i32> {
             outputs.push((format!("{base}.{}", format.extension()).into(), format));
         }
     }
-    if args.output.open && !outputs.iter().any(|(_, format)| *format == Format::Svg) {
-        bail!("--open shows a flame graph: add an output that ends in .svg");
+    let is_picture =
+        |(path, format): &(PathBuf, Format)| *format == Format::Svg && !is_standard_output(path);
+    if args.output.open && !outputs.iter().any(is_picture) {
+        bail!("--open shows a flame graph: add an output file that ends in .svg");
     }
+    one_standard_output(outputs.iter().map(|(path, _)| path.as_path()), args.output.json)?;
     let needs_times = |format: &Format| matches!(format, Format::Firefox | Format::PerfScript);
     let timeline = args.how.timeline || outputs.iter().any(|(_, format)| needs_times(format));
     if record::is_round_rate(args.how.frequency) && !args.output.quiet {
@@ -214,7 +218,25 @@ fn with_formats(paths: Vec<PathBuf>, format: Option<Format>) -> Result<Vec<(Path
     paths.into_iter().map(chosen).collect()
 }
 
+fn is_standard_output(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// Refuses a profile and a summary in one stream: neither could be read back.
+fn one_standard_output<'a>(
+    mut outputs: impl Iterator<Item = &'a Path>,
+    has_json: bool,
+) -> Result<()> {
+    if has_json && outputs.any(is_standard_output) {
+        bail!(
+            "`--output -` and `--json` both write to the standard output: name a file with --output"
+        );
+    }
+    Ok(())
+}
+
 fn ask(args: QueryArgs) -> Result<i32> {
+    one_standard_output(args.output.iter().map(PathBuf::as_path), args.answer.json)?;
     query::run(query::Question {
         store: store_directory(args.answer.store, args.answer.config)?,
         whose: whose(args.whose),
@@ -240,6 +262,7 @@ fn compare(args: DiffArgs) -> Result<i32> {
     if args.whose.service.is_none() {
         bail!("say which service to compare: --service NAME (`strata query` lists them)");
     }
+    one_standard_output(args.output.iter().map(PathBuf::as_path), args.answer.json)?;
     let is_picture = |(_, format): &(PathBuf, Format)| *format == Format::Svg;
     let outputs = with_formats(args.output, Some(Format::Svg))?;
     if let Some((path, _)) = outputs.iter().find(|output| !is_picture(output)) {
@@ -277,7 +300,7 @@ fn whose(args: WhoseArgs) -> strata_query::Whose {
 
 fn upload_of(args: args::UploadArgs, command: &[OsString]) -> Option<record::upload::Wanted> {
     let named = || {
-        let program = std::path::Path::new(command.first()?).file_name()?;
+        let program = Path::new(command.first()?).file_name()?;
         Some(program.to_string_lossy().into_owned())
     };
     Some(record::upload::Wanted {

@@ -300,6 +300,17 @@ fn what_is_not_there_is_explained() {
     says(&["diff"], "--service NAME");
     says(&["diff", "-s", "shop", "--baseline-service", "shop"], "with itself");
     says(&["diff", "-s", "shop", "-o", "x.pb.gz"], "written as .svg");
+    for by in ["service", "pid", "label"] {
+        says(
+            &["query", "--by", by, "--from", "-9h", "--to", "-8h"],
+            "the store holds its cpu profiles from 20",
+        );
+    }
+    says(&["query", "--by", "service", "-s", "shpo"], "did you mean shop?");
+    says(&["query", "--by", "service", "--type", "heap"], "--type can be: cpu");
+    for command in ["query", "diff"] {
+        says(&[command, "-s", "shop", "-o", "-", "--json"], "both write to the standard output");
+    }
 }
 
 #[test]
@@ -393,10 +404,23 @@ fn of_elapsed_time_an_answer_says_what_waits_and_in_which_call() {
 }
 
 /// A minute ago: a profile of CPU time with its main function, and one of elapsed time with two states.
-fn of_two_kinds(directory: &Path) {
-    let mut store = Store::open(directory, Options::default()).unwrap();
+#[test]
+fn of_a_store_with_one_kind_the_services_are_grouped_by_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut store = Store::open(directory.path(), Options::default()).unwrap();
     let start = now() - 60 * SECOND;
-    store.append(&head("shop", "1", start), &profile(&[("main;burns", 4)], 7), start).unwrap();
+    let head = Head { kind: "wall".to_owned(), ..head("shop", "1", start) };
+    store.append(&head, &waits_of_two_states(), start).unwrap();
+    store.tend(start).unwrap();
+    drop(store);
+    for by in ["service", "label", "label:version", "pid"] {
+        let table = answer(directory.path(), &["query", "--by", by, "--json"]);
+        let table: serde_json::Value = serde_json::from_str(&table).unwrap();
+        assert_eq!(table["total"], 4 * SECOND, "{by}: {table}");
+    }
+}
+
+fn waits_of_two_states() -> Profile {
     let mut builder = ProfileBuilder::of_kinds([Kind::Wall].into_iter().collect());
     for (state, seconds) in [("running", 1), ("blocked", 3)] {
         let frame = builder.frame(FrameKind::Native, "waits", "", "", 0);
@@ -409,8 +433,15 @@ fn of_two_kinds(directory: &Path) {
         let labels = builder.labels(&[state, pid]);
         builder.add_of(Kind::Wall, stack, labels, &[seconds * SECOND]);
     }
+    builder.finish()
+}
+
+fn of_two_kinds(directory: &Path) {
+    let mut store = Store::open(directory, Options::default()).unwrap();
+    let start = now() - 60 * SECOND;
+    store.append(&head("shop", "1", start), &profile(&[("main;burns", 4)], 7), start).unwrap();
     let head = Head { kind: "wall".to_owned(), ..head("shop", "1", start) };
-    store.append(&head, &builder.finish(), start).unwrap();
+    store.append(&head, &waits_of_two_states(), start).unwrap();
     store.tend(start).unwrap();
 }
 

@@ -68,7 +68,7 @@ pub struct StatusArgs {
     /// The daemon's configuration [/etc/strata/strata.toml, if it is there]
     #[arg(short, long, value_name = "FILE", conflicts_with = "socket")]
     pub config: Option<PathBuf>,
-    /// List the sampled processes: the service and labels of each, and where they come from
+    /// List the sampled processes, 500 at most: the service and labels of each, and where they come from
     #[arg(long)]
     pub services: bool,
     /// Only check that the daemon is alive, as /healthz does: for container probes

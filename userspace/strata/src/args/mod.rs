@@ -58,10 +58,24 @@ pub enum Command {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser};
 
     #[test]
     fn the_command_line_is_consistent() {
         super::Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn an_empty_name_selects_nothing_and_is_refused() {
+        let is_taken = |command, option, text| {
+            super::Cli::try_parse_from(["strata", command, option, text]).is_ok()
+        };
+        for command in ["record", "stacks"] {
+            for option in ["--comm", "--container", "--cgroup"] {
+                assert!(is_taken(command, option, "nginx,shop"), "{command} {option}");
+                assert!(!is_taken(command, option, ""), "{command} {option}");
+                assert!(!is_taken(command, option, "nginx,"), "{command} {option}");
+            }
+        }
     }
 }

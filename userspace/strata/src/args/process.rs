@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 
 use super::choices::ClrArg;
@@ -37,7 +38,7 @@ pub struct StacksArgs {
     #[arg(group = "which", short, long, value_name = "PID", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Vec<u32>,
     /// Processes by name (as in /proc/PID/comm; a trailing `*` is a wildcard)
-    #[arg(group = "which", long, value_name = "NAME", value_delimiter = ',')]
+    #[arg(group = "which", long, value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub comm: Vec<String>,
     /// Containers by id (a prefix of 6 digits or more), or control groups by path (any part of 4 characters
     /// or more)
@@ -46,7 +47,8 @@ pub struct StacksArgs {
         long,
         visible_alias = "cgroup",
         value_name = "ID|PATH",
-        value_delimiter = ','
+        value_delimiter = ',',
+        value_parser = NonEmptyStringValueParser::new()
     )]
     pub container: Vec<String>,
     /// All processes of the host

@@ -119,7 +119,7 @@ pub struct WhoseArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "When")]
 pub struct WindowArgs {
-    /// Start of the window [an hour before --to; without --service: the oldest profile]
+    /// Start of the window [an hour before --to; of the list of the store: the oldest profile]
     #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = When::parse)]
     pub from: Option<When>,
     /// End of the window [now]

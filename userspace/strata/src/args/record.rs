@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 use strata_kinds::Kinds;
 
@@ -26,8 +27,8 @@ Outputs by extension: .pb.gz (pprof), .svg (flame graph), .folded (folded stacks
 (.pprof, .pb, .txt and .json are understood as well; .pb and .json are not compressed.)
 Without --output and --upload: strata-<time>.pb.gz and .svg in the current directory.
 
-Exit status: 1 if something failed, or --comm or --container matched nothing; else that of the
-command after `--` (128 + N after signal N); else 0.";
+Exit status: 1 if something failed, or if only --comm and --container were given and none of them
+matched; else that of the command after `--` (128 + N after signal N); else 0.";
 
 #[derive(Debug, Args)]
 #[command(after_help = RECORD_EXAMPLES)]
@@ -52,11 +53,11 @@ pub struct WhatArgs {
     #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Vec<u32>,
     /// Processes by name (as in /proc/PID/comm; a trailing `*` is a wildcard)
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub comm: Vec<String>,
     /// Containers by id (a prefix of 6 digits or more), or control groups by path (any part of 4 characters
     /// or more)
-    #[arg(long, visible_alias = "cgroup", value_name = "ID|PATH", value_delimiter = ',')]
+    #[arg(long, visible_alias = "cgroup", value_name = "ID|PATH", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub container: Vec<String>,
     /// Leave the children of chosen processes out
     #[arg(long)]

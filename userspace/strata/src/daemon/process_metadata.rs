@@ -149,9 +149,17 @@ pub struct ProcessMetadata {
     known: usize,
     most_known: usize,
     /// What was known before it was shed.
-    described_before: Vec<Service>,
+    described_before: Described,
     /// Variables dropped for lack of room.
     not_kept: u64,
+}
+
+/// Identities of processes, for the status.
+#[derive(Clone, Debug, Default)]
+pub struct Described {
+    pub services: Vec<Service>,
+    /// Identities without a place in the list.
+    pub not_listed: usize,
 }
 
 /// AppDomains of a process that have profiles of their own.
@@ -189,7 +197,7 @@ impl ProcessMetadata {
             generation: 0,
             hasher: RandomState::new(),
             known: 0,
-            described_before: Vec::new(),
+            described_before: Described::default(),
             most_known,
         }
     }
@@ -377,7 +385,7 @@ impl ProcessMetadata {
     }
 
     /// Identities with the sources of their values: at most so many.
-    pub fn described(&self, most: usize) -> Vec<Service> {
+    pub fn described(&self, most: usize) -> Described {
         let known = self.kept.values().flat_map(|process| {
             process.known.values().map(move |(_, who)| who.described(process.pid))
         });
@@ -392,7 +400,8 @@ impl ProcessMetadata {
             return self.described_before.clone();
         }
         all.sort_by_key(|one| one.pid);
-        all
+        let known: usize = self.kept.values().map(|process| process.known.len()).sum();
+        Described { not_listed: known.saturating_sub(all.len()), services: all }
     }
 
     /// Identities are resolved again when they are needed.

@@ -27,12 +27,12 @@ use super::flushing::Flusher;
 use super::log::Log;
 use super::memory::{self, Budget, Pressure, Watch};
 use super::notify::Manager;
-use super::process_metadata::age_of;
+use super::process_metadata::{Described, age_of};
 use super::runtimes::Runtimes;
 use super::settings::{Source, kept_times, kernel_frequencies, sampled_kinds};
 use super::shared_status::SharedStatus;
 use super::web;
-use crate::status::{SHED, Service};
+use crate::status::SHED;
 use crate::{capabilities, second_signal};
 use figures::SlowFigures;
 use strata_agent::engine::{Engine, Options};
@@ -145,7 +145,7 @@ struct Slow {
     taken: Instant,
     figures: SlowFigures,
     /// The sampled processes.
-    services: Vec<Service>,
+    described: Described,
 }
 
 /// Thousandths of a CPU that switches and sampling waits may cost the host.
@@ -249,7 +249,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         slow: Slow {
             taken: Instant::now() - SLOW_TICK,
             figures: SlowFigures::default(),
-            services: Vec::new(),
+            described: Described::default(),
         },
         _run_time: run_time,
     };
@@ -403,7 +403,7 @@ impl Daemon {
         if self.slow.taken.elapsed() >= SLOW_TICK {
             self.slow.taken = Instant::now();
             self.slow.figures = self.slow_figures();
-            self.slow.services = self.flusher.processes.described(MOST_SHOWN);
+            self.slow.described = self.flusher.processes.described(MOST_SHOWN);
         }
         self.status.set(self.status());
         Ok(())

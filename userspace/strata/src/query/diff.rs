@@ -43,7 +43,10 @@ pub fn run(mut question: Question) -> Result<i32> {
         && before.service == question.whose.service
         && before.labels == question.whose.labels
     {
-        bail!("this would compare a profile with itself: choose another --baseline");
+        bail!(
+            "this would compare a profile with itself: choose another baseline with --earlier, \
+             --baseline-from, --baseline-to, --baseline-service or --baseline-label"
+        );
     }
     let user = User::of_recording(None)?;
     output::check(question.outputs.iter().map(PathBuf::as_path), user.as_ref())?;

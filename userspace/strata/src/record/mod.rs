@@ -34,7 +34,7 @@ use crate::user::User;
 use crate::view::Shown;
 use crate::{output, printing, second_signal};
 use report::{Report, Written};
-use session::from_terminal;
+use session::{from_terminal, is_ignored};
 use strata_agent::managed;
 use strata_agent::selection::Wanted;
 use strata_symbolize::build::Circumstances;
@@ -154,7 +154,7 @@ pub fn run(plan: &Plan) -> Result<i32> {
         Ok(uploaded) => (uploaded, None),
         Err(error) => (None, Some(format!("{error:#}"))),
     };
-    let (written, failures) = write_all(plan, &profile, recorded.user.as_ref(), not_uploaded);
+    let (written, mut failures) = write_all(plan, &profile, recorded.user.as_ref(), not_uploaded);
     let command_exit = recorded.command_status.map(exit_code);
     let report = Report {
         engine: &recorded.engine,
@@ -168,7 +168,10 @@ pub fn run(plan: &Plan) -> Result<i32> {
         command_exit,
     };
     if plan.json {
-        printing::json(&report.json())?;
+        let summary = report.json();
+        if let Err(error) = printing::json(&summary) {
+            failures.push(format!("{error:#}"));
+        }
     } else if !plan.quiet {
         printing::message_text(&report.text(plan.verbose > 0)?);
         if let Some(uploaded) = uploaded {
@@ -202,9 +205,14 @@ fn wait_for_command(pid: u32, quiet: bool) -> i32 {
         message!("the recording has ended; waiting for the command (Ctrl-C to stop)");
     }
     let mut status = 0;
+    let mut signals = vec![libc::SIGINT, libc::SIGTERM, libc::SIGQUIT];
+    // `nohup` ignores it for the whole recording.
+    if !is_ignored(libc::SIGHUP) {
+        signals.push(libc::SIGHUP);
+    }
     // SAFETY: plain numbers and a valid place; restores what Ctrl-C does by default.
     unsafe {
-        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
+        for signal in signals {
             libc::signal(signal, libc::SIG_DFL);
         }
         // While it is recorded, the command gets what strata is sent.

@@ -9,33 +9,34 @@ use strata_profile::{FrameKind, Profile};
 /// Programs or files that are named.
 const MOST: usize = 3;
 /// Smallest share of samples of Python functions without names that is reported, in percent.
-const LEAST_PYTHON: u64 = 5;
+const LEAST_PYTHON: u128 = 5;
 /// CPython's interpreter loop; with `-X perf` a frame `py::function:file` is above each.
 const PYTHON_LOOP: &str = "_PyEval_EvalFrameDefault";
 const PYTHON_FUNCTION: &str = "py::";
 
-/// Shares of samples and frames that miss something, and where.
+/// Shares of samples and frames that miss something, and where. Nanoseconds of elapsed time by frame
+/// pass 2^64 in hours where a host has thousands of threads.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Quality {
-    samples: u64,
+    samples: u128,
     /// Samples whose stack does not reach its start, and of which programs.
-    incomplete: u64,
-    programs: Vec<(String, u64)>,
+    incomplete: u128,
+    programs: Vec<(String, u128)>,
     /// Frames of all samples.
-    frames: u64,
+    frames: u128,
     /// Frames that have no symbol, and of which files.
-    unnamed: u64,
-    files: Vec<(String, u64)>,
+    unnamed: u128,
+    files: Vec<(String, u128)>,
     /// Samples of processes that run CPython without its trampolines, and of which programs.
-    python: u64,
-    pythons: Vec<(String, u64)>,
+    python: u128,
+    pythons: Vec<(String, u128)>,
 }
 
 /// What stacks of a process show of CPython.
 #[derive(Default)]
 struct Python {
     /// Samples with its interpreter loop.
-    samples: u64,
+    samples: u128,
     has_functions: bool,
 }
 
@@ -65,7 +66,7 @@ impl Quality {
         let (mut programs, mut files) = (BTreeMap::new(), BTreeMap::new());
         let mut pythons: BTreeMap<_, Python> = BTreeMap::new();
         for sample in profile.samples() {
-            let count = sample.values.get(weight).and_then(|value| u64::try_from(*value).ok());
+            let count = sample.values.get(weight).and_then(|value| u128::try_from(*value).ok());
             let Some(count) = count.filter(|count| *count > 0) else { continue };
             quality.samples += count;
             let (mut is_incomplete, mut is_python, mut has_functions) = (false, false, false);
@@ -133,18 +134,18 @@ impl Quality {
     }
 }
 
-fn most(counts: BTreeMap<String, u64>) -> Vec<(String, u64)> {
+fn most(counts: BTreeMap<String, u128>) -> Vec<(String, u128)> {
     let mut list: Vec<_> = counts.into_iter().collect();
     list.sort_by_key(|(_, count)| Reverse(*count));
     list.truncate(MOST);
     list
 }
 
-fn text(what: &str, part: u64, all: u64, of: &[(String, u64)]) -> Option<String> {
+fn text(what: &str, part: u128, all: u128, of: &[(String, u128)]) -> Option<String> {
     if part == 0 {
         return None;
     }
-    let percent = |part: u64, all: u64| match 100.0 * part as f64 / all.max(1) as f64 {
+    let percent = |part: u128, all: u128| match 100.0 * part as f64 / all.max(1) as f64 {
         small if small < 0.1 => "<0.1 %".to_owned(),
         share => format!("{share:.1} %"),
     };
@@ -189,6 +190,17 @@ mod tests {
             b"app;py::run:/a.py;_PyEval_EvalFrameDefault 60\napp;_PyEval_EvalFrameDefault 9\n";
         assert!(of(named).is_empty());
         assert!(of(b"app;_PyEval_EvalFrameDefault 4\nshop;main;serve 96\n").is_empty());
+    }
+
+    #[test]
+    fn shares_of_hours_of_many_threads_are_right() {
+        let count = i64::MAX;
+        let stacks = format!("shop;main;a;b;c;d;[unknown] {count}\nshop;main;a {count}\n");
+        let profile = strata_profile::read(stacks.as_bytes()).expect("it is folded stacks");
+        assert_eq!(
+            lines(&profile),
+            ["12.5 % of frames have no symbol (of these: generated code 100.0 %)"]
+        );
     }
 
     #[test]

@@ -14,7 +14,7 @@ use strata_profile::pauses::Pauses;
 use strata_profile::summary::{self, Summary};
 use strata_profile::text::{quantity, sanitize_for_terminal, shortened};
 use strata_profile::waits::Waits;
-use strata_profile::{FrameKind, Profile};
+use strata_profile::{FrameKind, LabelsId, Profile};
 
 use super::pauses;
 use super::quality;
@@ -74,10 +74,14 @@ pub struct Report<'a> {
 pub const MOST: usize = 10;
 
 impl Report<'_> {
-    /// By the column that a viewer shows first.
-    fn summary(&self, kind: Kind) -> Summary {
+    /// The column that a viewer shows first.
+    fn column(&self, kind: Kind) -> usize {
         let first = self.profile.first_column_of(kind).unwrap_or_default();
-        summary::summarize(self.profile, first + kind.info().default_column, MOST)
+        first + kind.info().default_column
+    }
+
+    fn summary(&self, kind: Kind) -> Summary {
+        summary::summarize(self.profile, self.column(kind), MOST)
     }
 
     /// The summary for users.
@@ -114,13 +118,11 @@ impl Report<'_> {
         let summary = self.summary(kind);
         let width = columns(&std::io::stderr());
         let samples = self.engine.aggregate.samples_of(kind);
-        // A thread that is renamed is listed again.
-        let threads = self.profile.threads().iter().map(|thread| (thread.pid, thread.tid));
-        let threads: BTreeSet<_> = threads.collect();
+        let threads = threads_with(self.profile, self.column(kind));
         let whose = format!(
             "{}, {}",
             counted(summary.processes as u64, "process"),
-            counted(threads.len() as u64, "thread"),
+            counted(threads as u64, "thread"),
         );
         let seconds = self.length.as_secs_f64();
         let counted_samples = counted(samples, "sample");
@@ -180,8 +182,7 @@ impl Report<'_> {
     }
 
     fn waits(&self, kind: Kind) -> Waits {
-        let first = self.profile.first_column_of(kind).unwrap_or_default();
-        strata_profile::waits::summarize(self.profile, first + kind.info().default_column, MOST)
+        strata_profile::waits::summarize(self.profile, self.column(kind), MOST)
     }
 
     fn pauses(&self, kind: Kind) -> Pauses {
@@ -195,8 +196,7 @@ impl Report<'_> {
     }
 
     fn own_functions(&self, kind: Kind) -> OwnFunctions {
-        let first = self.profile.first_column_of(kind).unwrap_or_default();
-        own_function::summarize(self.profile, first + kind.info().default_column, MOST)
+        own_function::summarize(self.profile, self.column(kind), MOST)
     }
 
     /// Of exceptions: how many were thrown before.
@@ -209,13 +209,7 @@ impl Report<'_> {
     }
 
     fn by_label(&self, kind: Kind, label: &str) -> ByLabel {
-        let first = self.profile.first_column_of(kind).unwrap_or_default();
-        strata_profile::by_label::summarize(
-            self.profile,
-            first + kind.info().default_column,
-            label,
-            MOST,
-        )
+        strata_profile::by_label::summarize(self.profile, self.column(kind), label, MOST)
     }
 
     /// What was recorded of each kind: samples, the sums of its columns, and stacks that are not whole.
@@ -489,6 +483,17 @@ fn burst_error(windows: u64) -> f64 {
     200.0 / (windows.max(1) as f64).sqrt()
 }
 
+/// Threads with a value in a column. A thread that is renamed has labels of each name.
+fn threads_with(profile: &Profile, column: usize) -> usize {
+    let with_value = profile
+        .samples()
+        .filter(|sample| sample.values.get(column).is_some_and(|value| *value > 0));
+    let labels: BTreeSet<LabelsId> = with_value.map(|sample| sample.labels).collect();
+    let threads = labels.into_iter().map(|labels| profile.identity(labels));
+    let threads: BTreeSet<_> = threads.map(|identity| (identity.pid, identity.tid)).collect();
+    threads.len()
+}
+
 /// Why there are no samples of CPU time, and what helps.
 fn without_samples(frequency: u32, has_command_ended: bool) -> String {
     let (who, advice) = match has_command_ended {
@@ -549,4 +554,31 @@ fn describe(format: strata_profile::Format) -> &'static str {
 
 fn base_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_profile::ProfileBuilder;
+
+    use super::*;
+
+    #[test]
+    fn threads_are_those_with_a_value_of_the_kind() {
+        let mut builder =
+            ProfileBuilder::of_kinds([Kind::Cpu, Kind::Exceptions].into_iter().collect());
+        let frame = builder.frame(FrameKind::Native, "serve", "", "", 0);
+        let location = builder.location(0, None, &[frame]);
+        let stack = builder.stack(&[location]);
+        for (tid, comm) in [(42, "first"), (42, "renamed"), (43, "worker")] {
+            let of = builder.thread(41, tid, comm, "shop", "");
+            let labels = builder.thread_labels(of);
+            builder.add_of(Kind::Cpu, stack, labels, &[1, 10_000_000]);
+            if tid == 43 {
+                builder.add_of(Kind::Exceptions, stack, labels, &[1]);
+            }
+        }
+        let profile = builder.finish();
+        let of = |kind| threads_with(&profile, profile.first_column_of(kind).unwrap_or_default());
+        assert_eq!((of(Kind::Cpu), of(Kind::Exceptions)), (2, 1));
+    }
 }

@@ -17,7 +17,7 @@ use super::live::{Figures, Live};
 use super::{Plan, report};
 use crate::losses::lost;
 use crate::user::User;
-use crate::{capabilities, output, priority, second_signal};
+use crate::{capabilities, output, priority, process_files, second_signal};
 use strata_agent::engine::{Engine, Options};
 use strata_agent::event_loop::{Due, EventLoop, Next};
 use strata_agent::image_id::ImageId;
@@ -107,7 +107,7 @@ async fn received(signal: &mut Option<Signal>) {
     }
 }
 
-fn is_ignored(signal: i32) -> bool {
+pub(super) fn is_ignored(signal: i32) -> bool {
     let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: no action is set; the other pointer is valid for the call, and the struct plain data.
     let action = unsafe {
@@ -115,14 +115,6 @@ fn is_ignored(signal: i32) -> bool {
         action.assume_init()
     };
     action.sa_sigaction == libc::SIG_IGN
-}
-
-/// The process of a thread: what `top -H` shows is its number.
-fn process_of(thread: u32) -> Result<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
-    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
-    let process = process.and_then(|process| process.trim().parse().ok());
-    process.with_context(|| format!("there is no process {thread}"))
 }
 
 /// Records as planned. Everything that can fail early fails before sampling starts.
@@ -226,7 +218,7 @@ fn variables(plan: &Plan) -> Vec<Variable> {
 fn wanted(plan: &Plan) -> Result<Wanted> {
     let mut wanted = plan.wanted.clone();
     for pid in &mut wanted.pids {
-        *pid = process_of(*pid)?;
+        *pid = process_files::process_of(*pid)?;
     }
     // With a command and no other wish, only the command is recorded.
     wanted.only_roots = !plan.command.is_empty();
@@ -324,10 +316,13 @@ fn figures(engine: &Engine) -> Figures {
     let of = |end: End| ends.get(end as usize).copied().unwrap_or_default();
     let samples = engine.aggregate.samples();
     // Strata knows more than it has sampled.
-    let sampled: HashSet<ImageId> = engine.aggregate.threads().map(|thread| thread.image).collect();
+    let images: HashSet<ImageId> = engine.aggregate.threads().map(|thread| thread.image).collect();
+    // A process has an image for each program that it executed.
+    let pids = images.iter().filter_map(|image| engine.table.image(*image)).map(|image| image.pid);
+    let pids: HashSet<u32> = pids.collect();
     Figures {
         samples,
-        processes: sampled.len(),
+        processes: pids.len(),
         lost: lost(engine),
         incomplete: samples - of(End::Complete) - of(End::KernelOnly),
     }

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::process_files;
+
 /// Reads the CPUs' clocks by running on each, and returns to the CPUs it was allowed.
 pub struct CpuClocks {
     allowed: Option<CpuSet>,
@@ -24,7 +26,7 @@ impl CpuClocks {
     /// kernel/sched/debug.c, a build option).
     pub fn since_last_run(&mut self, pid: u32, tid: u32) -> Option<Duration> {
         let folder = format!("/proc/{pid}/task/{tid}");
-        let cpu = last_cpu(&std::fs::read_to_string(format!("{folder}/stat")).ok()?)?;
+        let cpu = last_cpu(&process_files::text(format!("{folder}/stat")).ok()?)?;
         let then = exec_start(&format!("{folder}/sched"))?;
         let (clock, read) = (*self.clocks.entry(cpu).or_insert_with(|| clock_of(cpu)))?;
         // It may have run after the clock was read.
@@ -59,7 +61,7 @@ fn last_cpu(stat: &str) -> Option<usize> {
 }
 
 fn exec_start(path: &str) -> Option<Duration> {
-    let text = std::fs::read_to_string(path).ok()?;
+    let text = process_files::text(path).ok()?;
     let line = text.lines().find(|line| line.starts_with("se.exec_start"))?;
     let milliseconds: f64 = line.rsplit_once(':')?.1.trim().parse().ok()?;
     // The scheduler sets it to 0 when it moves a thread that waits to another CPU.

@@ -21,6 +21,7 @@ use strata_kinds::{Frequencies, Kind, Kinds};
 
 use crate::capabilities;
 use crate::printing;
+use crate::process_files;
 use crate::terminal::{columns, counted, cut, wrapped};
 use not_shown::{ProcessKind, States, without_stacks};
 use strata_agent::code_address::describe_end;
@@ -162,7 +163,7 @@ fn prepare(engine: &mut Engine, pids: &BTreeSet<u32>) -> Result<()> {
 
 /// `process 4711 (nginx): 12 threads not running`
 fn heading(pid: u32, waiting: usize) -> String {
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+    let name = process_files::text(format!("/proc/{pid}/comm"));
     let name =
         name.map_or("ended".to_owned(), |name| sanitize_for_terminal(name.trim_end()).into());
     match counted(waiting as u64, "thread") {

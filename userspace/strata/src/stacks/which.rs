@@ -8,6 +8,7 @@ use strata_agent::processes::container;
 use strata_agent::selection::Wanted;
 
 use super::not_shown::ProcessKind;
+use crate::process_files;
 
 /// Any of these.
 pub struct Which {
@@ -20,12 +21,8 @@ pub struct Which {
 impl Which {
     /// Their ids: one at least.
     pub fn pids(&self) -> Result<BTreeSet<u32>> {
-        for pid in &self.pids {
-            if !Path::new(&format!("/proc/{pid}")).exists() {
-                bail!("there is no process {pid}");
-            }
-        }
-        let mut pids: BTreeSet<u32> = self.pids.iter().copied().collect();
+        let pids = self.pids.iter().map(|pid| process_files::process_of(*pid));
+        let mut pids = pids.collect::<Result<BTreeSet<u32>>>()?;
         if !self.all && self.comms.is_empty() && self.groups.is_empty() {
             return Ok(pids);
         }
@@ -52,7 +49,7 @@ impl Which {
 
     /// Whether the process of a folder in /proc has a name or control group that is asked for.
     fn has(&self, wanted: &Wanted, process: &Path) -> bool {
-        let text = |file| std::fs::read_to_string(process.join(file)).unwrap_or_default();
+        let text = |file| process_files::text(process.join(file)).unwrap_or_default();
         wanted.comm_matches(text("comm").trim_end())
             || !self.groups.is_empty() && wanted.group_matches(&container::parse(&text("cgroup")))
     }
@@ -87,7 +84,17 @@ mod tests {
         let error = Which { comms: vec!["no such name".into()], ..NONE }.pids();
         assert!(error.expect_err("none").to_string().contains("ps -eo"));
         assert!(Which { pids: vec![u32::MAX], ..NONE }.pids().is_err());
+
         assert!(none_of(&[ProcessKind::Kernel].into()).contains("kernel threads"));
         assert!(none_of(&[ProcessKind::Zombie].into()).contains("zombies"));
+    }
+    #[test]
+    fn a_thread_is_of_its_process() {
+        let found = std::thread::spawn(|| {
+            // SAFETY: a call without preconditions.
+            let tid = unsafe { libc::gettid() };
+            Which { pids: vec![tid.unsigned_abs()], ..NONE }.pids().expect("its process")
+        });
+        assert_eq!(found.join().expect("it ends"), [std::process::id()].into());
     }
 }

@@ -50,6 +50,8 @@ pub struct Status {
     pub store: Store,
     /// Services and identities of sampled processes.
     pub services: Vec<Service>,
+    /// Identities that the list has no room for.
+    pub services_not_listed: usize,
     pub exporters: Vec<Exporter>,
     pub file_exporters: Vec<FileExporter>,
     pub memory: Memory,

@@ -289,20 +289,36 @@ pub fn services(status: &Status) -> String {
         lines.push(line);
     }
     if lines.is_empty() {
-        lines.push("nothing was sampled yet".to_owned());
+        lines.push("no process is described yet: the list is renewed every ten seconds".to_owned());
+    }
+    if status.services_not_listed > 0 {
+        let more = grouped(status.services_not_listed as u64);
+        lines.push(format!("… and {more} more that are not listed"));
     }
     sanitize(&lines)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Broker, FileExporter, PastTrouble, Profiles, Store};
+    use super::super::{Broker, FileExporter, PastTrouble, Profiles, Service, Store};
     use super::*;
 
     #[test]
     fn a_status_with_nothing_in_it_is_shown_all_the_same() {
         let shown = status(&Status::default());
         assert!(shown.contains("NOT HEALTHY"), "{shown}");
+    }
+
+    #[test]
+    fn processes_that_the_list_has_no_room_for_are_counted() {
+        let one = Service { pid: 7, ..Service::default() };
+        let shown = services(&Status {
+            services: vec![one],
+            services_not_listed: 1_200,
+            ..Status::default()
+        });
+        assert!(shown.ends_with("\n… and 1,200 more that are not listed\n"), "{shown}");
+        assert!(services(&Status::default()).starts_with("no process is described yet"));
     }
 
     #[test]

@@ -73,7 +73,8 @@ impl Daemon {
             reading: self.reading(),
             wall: self.wall(),
             containers: self.containers(),
-            services: self.slow.services.clone(),
+            services: self.slow.described.services.clone(),
+            services_not_listed: self.slow.described.not_listed,
             memory: self.memory(),
             cpu_seconds: CpuSeconds {
                 own: own_seconds(),

@@ -37,17 +37,18 @@ impl Runtime {
                 .map(|mapping| mapping.path.rsplit(|&byte| byte == b'/').next().unwrap_or_default())
         };
         let maps = |start: &str| names().any(|name| name.starts_with(start.as_bytes()));
+        let runs = |program: &str| names().any(|name| is_of(name, program));
         if maps("libcoreclr") || maps("libclrjit") || maps("memfd:doublemapper") {
             Self::DotNet
         } else if maps("libjvm.so") {
             Self::Java
-        } else if maps("node") || maps("libnode") {
+        } else if runs("node") || runs("nodejs") {
             Self::Node
-        } else if maps("libpython") || maps("python") {
-            Self::Python(names().find_map(python_version))
-        } else if maps("beam.") {
+        } else if runs("python") {
+            Self::Python(names().filter(|name| is_of(name, "python")).find_map(python_version))
+        } else if names().any(is_erlang) {
             Self::Erlang
-        } else if maps("php") || maps("libphp") {
+        } else if runs("php") || runs("phpdbg") {
             Self::Php
         } else {
             Self::Unknown
@@ -107,6 +108,45 @@ impl Runtime {
     }
 }
 
+/// Whether a file is a program of this name or its library, with a version at most: `python3.13t`,
+/// `php-fpm8.2`, `libnode.so.108`. Other programs have names that only begin so: `node_exporter`.
+fn is_of(name: &[u8], program: &str) -> bool {
+    let name = without_deleted(name);
+    let (name, is_library) = match name.strip_prefix(b"lib") {
+        Some(name) => (name, true),
+        None => (name, false),
+    };
+    let Some(rest) = name.strip_prefix(program.as_bytes()) else { return false };
+    match (rest.windows(3).position(|part| part == b".so"), is_library) {
+        (Some(end), true) => is_version(rest.get(..end).unwrap_or_default()),
+        (None, true) => false,
+        (_, false) => is_version(rest),
+    }
+}
+
+/// `8.2`, `-fpm8.2`, `3.13t`, `3.11-dbg`, or nothing.
+fn is_version(text: &[u8]) -> bool {
+    let flavours = ["-fpm", "-cgi", "-dbg"].map(str::as_bytes);
+    let stripped =
+        |flavour: &[u8]| text.strip_prefix(flavour).or_else(|| text.strip_suffix(flavour));
+    let text = flavours.into_iter().find_map(stripped).unwrap_or(text);
+    // CPython's ABI flags: free-threaded, debug, pymalloc, wide characters.
+    let flags = text.iter().rev().take_while(|byte| b"tdmu".contains(byte)).count();
+    let digits = text.get(..text.len() - flags).unwrap_or_default();
+    text.is_empty()
+        || !digits.is_empty() && digits.iter().all(|byte| byte.is_ascii_digit() || *byte == b'.')
+}
+
+/// `beam.smp`, `beam.debug.smp`.
+fn is_erlang(name: &[u8]) -> bool {
+    let name = without_deleted(name);
+    name.starts_with(b"beam.") && (name.ends_with(b".smp") || name.ends_with(b".emu"))
+}
+
+fn without_deleted(name: &[u8]) -> &[u8] {
+    name.strip_suffix(b" (deleted)").unwrap_or(name)
+}
+
 /// CPython reads the variable as it reads the option (`Python/initconfig.c`, 3.12).
 fn python_naming(version: Option<(u32, u32)>) -> String {
     let restart = "restart it as: python3 -X perf, or with PYTHONPERFSUPPORT=1 in its environment";
@@ -123,6 +163,7 @@ fn python_naming(version: Option<(u32, u32)>) -> String {
 
 /// `python3.11`, `libpython3.11.so.1.0` → (3, 11).
 fn python_version(name: &[u8]) -> Option<(u32, u32)> {
+    let name = without_deleted(name);
     let name = name.strip_prefix(b"lib").unwrap_or(name).strip_prefix(b"python")?;
     parse::version(std::str::from_utf8(name).ok()?)
 }
@@ -153,8 +194,30 @@ mod tests {
             ("/usr/sbin/php-fpm8.2", Runtime::Php),
             ("/usr/lib/apache2/modules/libphp8.2.so", Runtime::Php),
             ("/usr/bin/cat", Runtime::Unknown),
+            ("/usr/bin/node (deleted)", Runtime::Node),
+            ("/usr/lib/x86_64-linux-gnu/libnode.so.108", Runtime::Node),
+            ("/usr/bin/python3.12 (deleted)", Runtime::Python(Some((3, 12)))),
+            ("/usr/bin/python3.13t", Runtime::Python(Some((3, 13)))),
+            ("/usr/bin/python3.11-dbg", Runtime::Python(Some((3, 11)))),
+            ("/usr/lib/erlang/erts-13.1.5/bin/beam.debug.smp", Runtime::Erlang),
+            ("/usr/bin/php7.4-fpm", Runtime::Php),
+            ("/usr/bin/php-cgi8.2", Runtime::Php),
         ] {
             assert_eq!(runtime(path), known, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_program_whose_name_begins_as_a_runtimes_is_another() {
+        for path in [
+            "/usr/bin/php-fpm_exporter",
+            "/usr/bin/node_exporter",
+            "/usr/bin/nodeset",
+            "/usr/bin/python-agent",
+            "/usr/lib/libphpcpp.so.2.4",
+            "/usr/bin/beam.server",
+        ] {
+            assert_eq!(runtime(path), Runtime::Unknown, "{path}");
         }
     }
 
