@@ -19,28 +19,10 @@ impl Engine {
         self.turn.now = Instant::now();
         self.start_failing();
         self.pass_over_threads();
-        let mut drained_until = self.drain_events();
-        let began = drained_until;
+        let began = self.drain_events();
         // Tables that stacks wait for are published at the end of a turn: on a busy host a turn
         // without a limit would never end.
-        let enough = self.turn.now + LONGEST_TURN;
-        self.turn.has_more = false;
-        self.turn.took_some = false;
-        // Events later than records left in the ring must not be applied before them.
-        let until = loop {
-            let Some(sample) = self.next_sample() else { break u64::MAX };
-            self.turn.took_some = true;
-            let time = sample.time();
-            if time > drained_until {
-                drained_until = self.drain_events();
-            }
-            self.apply_events(time);
-            self.take_sample(sample.as_sample());
-            if Instant::now() >= enough {
-                self.turn.has_more = true;
-                break time;
-            }
-        };
+        let until = self.take_samples(began, self.turn.now + LONGEST_TURN);
         self.turn.took_records(began, self.turn.has_more.then_some(until));
         self.apply_events(until);
         self.answer_files();
@@ -57,6 +39,33 @@ impl Engine {
         self.repair();
         self.make_room();
         self.sweep();
+    }
+
+    /// Takes records and the events before each, until this time or until there are no more. Returns the
+    /// time until which events may be applied: later ones than records left in the ring may not.
+    fn take_samples(&mut self, mut drained_until: u64, enough: Instant) -> u64 {
+        self.turn.has_more = false;
+        self.turn.took_some = false;
+        while let Some(sample) = self.next_sample() {
+            self.turn.took_some = true;
+            let time = sample.time();
+            if time > drained_until {
+                drained_until = self.drain_events();
+            }
+            self.apply_events(time);
+            self.take_sample(sample.as_sample());
+            if Instant::now() >= enough {
+                self.turn.has_more = true;
+                return time;
+            }
+        }
+        u64::MAX
+    }
+
+    /// Makes room in the rings, between turns.
+    pub(super) fn empty_rings(&mut self) {
+        let drained_until = self.drain_events();
+        self.take_samples(drained_until, Instant::now() + LONGEST_TURN);
     }
 
     /// The next record of all rings, in the order of time.

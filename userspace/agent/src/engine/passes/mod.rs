@@ -280,6 +280,8 @@ impl Engine {
                     return false;
                 }
             }
+            // Stacks of many threads do not fit into the ring together.
+            self.empty_rings();
             std::thread::sleep(Duration::from_millis(1));
         }
         false
