@@ -1,11 +1,12 @@
-//! `strata config check` of the paths that the daemon writes to: what shows without writing.
+//! The paths that the daemon writes to, and `strata config check` of them: what shows without writing.
 //!
 //! Invariant: nothing is created, opened for writing or changed.
 
 use std::ffi::CString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use strata_config::{Configuration, Origin, Problem};
 
@@ -21,6 +22,15 @@ const VIRTUAL: [(i64, &str); 9] = [
     (libc::BPF_FS_MAGIC, "bpf"),
     (libc::DEVPTS_SUPER_MAGIC, "devpts"),
 ];
+
+/// The directory of the exporters' spools: beside the store, or in it where that is a volume of its own. What
+/// lies beside a volume may be gone with the container, or be on a disk that is not meant for it.
+pub fn spools_of(store: &Path) -> Option<PathBuf> {
+    let parent = store.parent()?;
+    let device = |path: &Path| path.metadata().ok().map(|found| found.dev());
+    let is_volume = device(store).is_some_and(|own| device(parent) != Some(own));
+    Some(if is_volume { store } else { parent }.join("spool"))
+}
 
 /// The problems of all paths that a configuration has the daemon write to.
 pub fn problems(configuration: &Configuration) -> Vec<Problem> {
@@ -138,6 +148,19 @@ fn access(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spools_are_on_the_file_system_of_the_store() {
+        let place = tempfile::tempdir().unwrap();
+        let store = place.path().join("store");
+        let beside = Some(place.path().join("spool"));
+        assert_eq!(spools_of(&store), beside, "it is not there yet");
+        std::fs::create_dir(&store).unwrap();
+        assert_eq!(spools_of(&store), beside);
+        // A file system of its own.
+        assert_eq!(spools_of(Path::new("/proc")), Some("/proc/spool".into()));
+        assert_eq!(spools_of(Path::new("/")), None);
+    }
 
     #[test]
     fn a_directory_is_created_only_where_files_can_be_kept() {

@@ -27,6 +27,7 @@ use super::flushing::Flusher;
 use super::log::Log;
 use super::memory::{self, Budget, Pressure, Watch};
 use super::notify::Manager;
+use super::paths;
 use super::process_metadata::{Described, age_of};
 use super::runtimes::Runtimes;
 use super::settings::{Source, kept_times, kernel_frequencies, sampled_kinds};
@@ -279,7 +280,7 @@ fn period(configuration: &Configuration) -> Duration {
 
 fn destinations(configuration: &Configuration, budget: &Budget) -> Result<PipelineSettings> {
     let store = &configuration.store;
-    let spools = store.path.value.parent().map(|folder| folder.join("spool"));
+    let spools = paths::spools_of(&store.path.value);
     let (exporters, plans) =
         exporter::of(&configuration.exporters, spools.as_deref(), budget.exporter)?;
     let defaults = strata_store::Options::default();
