@@ -182,7 +182,8 @@ fn note_unreadable(cpu: u32) {
 #[inline(never)]
 fn take_set(cpu: u32) -> u32 {
     let sets = clr_event_sets();
-    let mut number = cpu * 2;
+    // There may be fewer than CPUs.
+    let mut number = if sets == 0 { 0 } else { cpu * 2 % sets };
     for _ in 0..TRIES {
         if number >= sets {
             number = 0;

@@ -18,6 +18,8 @@ const PROGRAM: &str = "clr_event";
 
 /// Sets of working memory at least: events of one CPU may interrupt each other.
 const LEAST_SETS: u32 = 16;
+/// More than so many (27 MB) are not needed: a run takes some ten microseconds, and CPUs share them.
+const MOST_SETS: u32 = 256;
 
 /// Switched on by [`super::Settings::clr_events`].
 pub(super) struct ClrEvents {
@@ -35,7 +37,7 @@ struct PaceValue(EventPace);
 unsafe impl Pod for PaceValue {}
 
 pub(super) fn sets(cpus: u32) -> u32 {
-    cpus.saturating_mul(2).max(LEAST_SETS)
+    cpus.saturating_mul(2).clamp(LEAST_SETS, MOST_SETS)
 }
 
 /// Sets the sizes of the maps.
@@ -112,13 +114,13 @@ impl Programs {
     pub fn clr_events_refused(&self, source: u8) -> u64 {
         let of_kind =
             |pace: PaceValue| pace.0.refused.get(event_slot(source)).copied().map(u64::from);
-        let paces = self.clr_events.iter().flat_map(|events| events.paces(self.possible_cpus));
+        let paces = self.clr_events.iter().flat_map(|events| events.paces(self.room));
         paces.filter_map(of_kind).sum()
     }
 
     /// Calls of the bridge's function with no event.
     pub fn clr_events_unreadable(&self) -> u64 {
-        let paces = self.clr_events.iter().flat_map(|events| events.paces(self.possible_cpus));
+        let paces = self.clr_events.iter().flat_map(|events| events.paces(self.room));
         paces.map(|pace| u64::from(pace.0.unreadable)).sum()
     }
 }

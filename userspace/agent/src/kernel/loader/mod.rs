@@ -187,7 +187,10 @@ pub struct Programs {
     records: RingBuf<MapData>,
     rules: RestingMemory,
     hot: Array<MapData, HotValue>,
-    possible_cpus: u32,
+    /// CPUs that there are working memories for; a CPU that is added later may have a higher number.
+    room: u32,
+    /// A CPU without working memory has been reported.
+    is_crowded: bool,
     cpus: Vec<u32>,
     settings: Settings,
     /// Sampling has been started, and not stopped.
@@ -209,12 +212,25 @@ pub struct Programs {
     broker: Option<Broker>,
 }
 
+/// The CPUs that are present, switched off or not. A virtual machine may have room for hundreds more, each of
+/// which would take hundreds of kilobytes.
+fn room_for_cpus() -> Result<u32, LoadError> {
+    let possible = aya::util::nr_cpus().map_err(|(path, _)| LoadError::Cpus(path.into()))?;
+    let possible = u32::try_from(possible).unwrap_or(u32::MAX);
+    let present = std::fs::read_to_string("/sys/devices/system/cpu/present");
+    let last = present.ok().and_then(|list| last_of(&list));
+    Ok(last.map_or(possible, |last| last.saturating_add(1).min(possible)))
+}
+
+/// The highest number in a list of CPUs such as `0-3,8`.
+fn last_of(list: &str) -> Option<u32> {
+    list.trim().rsplit([',', '-']).next()?.parse().ok()
+}
+
 impl Programs {
     pub fn load(settings: Settings) -> Result<Self, LoadError> {
         let cpus = aya::util::online_cpus().map_err(|(path, _)| LoadError::Cpus(path.into()))?;
-        let possible_cpus =
-            aya::util::nr_cpus().map_err(|(path, _)| LoadError::Cpus(path.into()))?;
-        let possible_cpus = u32::try_from(possible_cpus).unwrap_or(u32::MAX);
+        let room = room_for_cpus()?;
         let wakeup = u64::from(settings.ring_bytes / 4);
         let types = KernelTypes::read();
         let of_every_program = every_programs_offsets(&types);
@@ -230,7 +246,7 @@ impl Programs {
         let wait_cpus = u32::try_from(cpus.len()).unwrap_or(u32::MAX);
         let wait_budget = window.budget(settings.off_cpu.unwrap_or(0), wait_cpus);
         let wait_seed = off_cpu::seed();
-        let sets = clr_events::sets(possible_cpus);
+        let sets = clr_events::sets(room);
         let mut loader = EbpfLoader::new();
         of_every_program.iter().for_each(|offsets| offsets.set(&mut loader));
         of_tasks.iter().for_each(|offsets| offsets.set(&mut loader));
@@ -246,19 +262,19 @@ impl Programs {
             threads::size(&mut loader, settings.ring_bytes);
         }
         if settings.off_cpu.is_some() {
-            off_cpu::size(&mut loader, possible_cpus, settings.ring_bytes);
+            off_cpu::size(&mut loader, room, settings.ring_bytes);
         }
         if settings.clr_events {
-            clr_events::size(&mut loader, possible_cpus, &sets, settings.ring_bytes);
+            clr_events::size(&mut loader, room, &sets, settings.ring_bytes);
         }
         let has_elapsed = settings.wall || settings.off_cpu.is_some();
         if has_elapsed {
             loader.map_max_entries("UNWANTED", UNWANTED_PROCESSES);
         }
         let mut ebpf = loader
-            .map_max_entries("SAMPLER_HOT", possible_cpus)
-            .map_max_entries("SAMPLER_RECORD", possible_cpus)
-            .map_max_entries("SAMPLER_CACHE", possible_cpus)
+            .map_max_entries("SAMPLER_HOT", room)
+            .map_max_entries("SAMPLER_RECORD", room)
+            .map_max_entries("SAMPLER_CACHE", room)
             .map_max_entries("RECORDS", settings.ring_bytes)
             .override_global("MAX_FRAMES", &settings.max_frames, true)
             .override_global("WAKEUP_BYTES", &wakeup, true)
@@ -275,8 +291,7 @@ impl Programs {
         let inherited = needs_tasks.then(|| inheriting(&mut ebpf)).transpose()?;
         let off_cpu = settings.off_cpu.map(|_| OffCpu::of(&mut ebpf)).transpose()?;
         let threads = walks.then(|| Threads::of(&mut ebpf, settings.wall)).transpose()?;
-        let clr_events =
-            settings.clr_events.then(|| ClrEvents::of(&mut ebpf, possible_cpus)).transpose()?;
+        let clr_events = settings.clr_events.then(|| ClrEvents::of(&mut ebpf, room)).transpose()?;
         let (clr_events, event_program) = clr_events.unzip();
         let names = kernel_names(&mut ebpf)
             .inspect_err(
@@ -293,7 +308,8 @@ impl Programs {
             records: map(&mut ebpf, "RECORDS")?,
             rules: memory(&mut ebpf, "RULES", MAX_RULES as usize * size_of::<Rule>())?,
             hot: map(&mut ebpf, "SAMPLER_HOT")?,
-            possible_cpus,
+            room,
+            is_crowded: false,
             inner: Vec::new(),
             diagnostics,
             ebpf,
@@ -368,6 +384,12 @@ impl Programs {
 
     /// Samples a CPU, from [`Self::start_awaited`] on where the broker has to open the event.
     fn start_on(&mut self, cpu: u32) -> Result<(), LoadError> {
+        if cpu >= self.room {
+            if !std::mem::replace(&mut self.is_crowded, true) {
+                tracing::warn!(cpu, "a CPU was added to this machine: restart strata to sample it");
+            }
+            return Ok(());
+        }
         let frequency = self.settings.frequency;
         if let Some(place) = self.clocks.iter().position(|(of, _)| *of == cpu) {
             let (_, clock) = self.clocks.swap_remove(place);
@@ -623,7 +645,7 @@ impl Programs {
 
     /// A counter's sum over all CPUs; `counter` as in `strata_abi::record::Counter`.
     pub fn count(&self, counter: usize) -> u64 {
-        (0..self.possible_cpus)
+        (0..self.room)
             .filter_map(|cpu| self.hot.get(&cpu, 0).ok())
             .filter_map(|hot| hot.counter(counter))
             .sum()
@@ -701,5 +723,19 @@ fn memory(ebpf: &mut Ebpf, name: &'static str, bytes: usize) -> Result<RestingMe
         Some(Map::Array(data)) => RestingMemory::of(data.fd().as_fd(), bytes)
             .map_err(|source| LoadError::Memory { name, source }),
         _ => Err(LoadError::Missing(name)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_of_a_list_of_cpus() {
+        let lists = ["0\n", "0-3\n", "0-3,8\n", "0,2-127\n", "", "x"];
+        let last = [Some(0), Some(3), Some(8), Some(127), None, None];
+        assert_eq!(lists.map(last_of), last);
+        let room = room_for_cpus().expect("it is readable");
+        assert!(room >= 1);
     }
 }

@@ -160,7 +160,7 @@ impl Programs {
     /// A counter of the off-CPU sampler; as [`Programs::count`].
     pub fn count_of_waits(&self, counter: usize) -> u64 {
         let Some(off_cpu) = &self.off_cpu else { return 0 };
-        (0..self.possible_cpus).map(|cpu| off_cpu.count(cpu, counter)).sum()
+        (0..self.room).map(|cpu| off_cpu.count(cpu, counter)).sum()
     }
 }
 
