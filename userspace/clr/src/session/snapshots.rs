@@ -145,11 +145,13 @@ impl Session {
         without_room(&self.status, kind).saturating_sub(before)
     }
 
-    /// Events in the ring that hold together as none, and how often the ring did not.
+    /// Events in the ring that hold together as none or were not finished, and how often the ring did not.
     #[must_use]
     pub fn snapshots_unreadable(&self) -> u64 {
         self.snapshots.as_ref().map_or(0, |snapshots| {
-            snapshots.losses.malformed_events.saturating_add(snapshots.losses.ring_restarts)
+            let losses = &snapshots.losses;
+            let none = losses.malformed_events.saturating_add(losses.unfinished);
+            none.saturating_add(losses.ring_restarts)
         })
     }
 }

@@ -445,6 +445,11 @@ impl Exporters {
         }
         let name = &pending.exporter.name;
         tracing::info!(exporter = name, profiles = left.len(), "sends an unfinished period");
+        if !pending.profiles.is_empty() {
+            // A disk gave it back late: one of the same process would become one profile with it.
+            self.send(index);
+        }
+        let Some(pending) = self.exporters.get_mut(index) else { return };
         for outgoing in left {
             pending.profiles.entry(key_of(&outgoing.origin)).or_default().push(outgoing);
         }
