@@ -152,6 +152,7 @@ mod tests {
             ready_to_run: None,
             prepared: 0,
             metadata: None,
+            reported: true,
         };
         let call = |first: &[u8], offset: i32| {
             let mut code = [0x90; 8];

@@ -58,8 +58,19 @@ impl DeadCode {
         if self.ranges.try_reserve(1).is_err() {
             return;
         }
-        let rest = [(low, start), (end, high)].into_iter().filter(|(start, end)| start < end);
-        self.ranges.splice(first..last, rest);
+        let mut from = first;
+        if low < start
+            && let Some(range) = self.ranges.get_mut(from)
+        {
+            *range = (low, start);
+            from += 1;
+        }
+        // With an iterator of unknown length `splice` would allocate what it did not expect.
+        if end < high {
+            self.ranges.splice(from..last, [(end, high)]);
+        } else {
+            self.ranges.drain(from..last);
+        }
     }
 
     pub fn contains(&self, address: usize) -> bool {
@@ -103,6 +114,23 @@ mod tests {
         dead.remove(0, 1000);
         assert!(dead.ranges.is_empty());
         dead.remove(0, 1000);
+    }
+
+    #[test]
+    fn new_code_over_several_ranges_leaves_their_ends() {
+        let all = [(100, 150), (200, 250), (300, 350), (400, 450)];
+        let rest = |start, end| {
+            let mut dead = DeadCode::new();
+            all.iter().for_each(|range| dead.insert(range.0, range.1 - range.0));
+            dead.remove(start, end - start);
+            dead.ranges
+        };
+        assert_eq!(rest(220, 320), [(100, 150), (200, 220), (320, 350), (400, 450)]);
+        assert_eq!(rest(120, 420), [(100, 120), (420, 450)]);
+        assert_eq!(rest(200, 350), [(100, 150), (400, 450)]);
+        assert_eq!(rest(180, 320), [(100, 150), (320, 350), (400, 450)]);
+        assert_eq!(rest(220, 370), [(100, 150), (200, 220), (400, 450)]);
+        assert_eq!(rest(150, 200), all);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! list is taken again, and each retry reports some more functions in the section that took the
 //! list.
 
+use strata_bridge_protocol::shared_file::monotonic_time;
 use strata_bridge_protocol::status::Loss;
 
 use crate::com::enumerators::{self, FunctionVersion};
@@ -14,6 +15,8 @@ use strata_bridge_protocol::table::Table;
 
 /// The most functions reported in the section that takes the list: less than a millisecond.
 const AT_ONCE: usize = 64;
+/// How long modules are reported in the section that takes the list, in nanoseconds.
+const LONGEST_AT_ONCE: u64 = 1_000_000;
 /// The most functions whose class is asked for before any is reported: a microsecond each.
 const MOST_PROOFS: usize = 256;
 
@@ -76,9 +79,13 @@ fn modules(session: &Session) -> bool {
             let list = session.info().modules()?;
             // SAFETY: a list of modules.
             let ids = take(|each| unsafe { enumerators::ids(list, each) }, |_| false)?;
-            // All at once: they are few, and most are known.
-            for id in ids.iter().filter(|id| session.known().module(**id).is_none()).take(AT_ONCE) {
+            // At least one. Most take microseconds, those without an image milliseconds.
+            let start = monotonic_time();
+            for id in ids.iter().filter(|id| !is_reported(session, **id)) {
                 report_module(session, *id);
+                if monotonic_time().saturating_sub(start) >= LONGEST_AT_ONCE {
+                    break;
+                }
             }
             Some((taken_at, ids))
         });
@@ -93,6 +100,10 @@ fn modules(session: &Session) -> bool {
         }
     }
     false
+}
+
+fn is_reported(session: &Session, module: usize) -> bool {
+    session.known().module(module).is_some_and(|module| module.reported)
 }
 
 fn report_module(session: &Session, module: usize) {
@@ -142,14 +153,15 @@ fn functions(session: &Session) -> bool {
             // What is reported first has its exact class too.
             let classes = ids.iter().take(MOST_PROOFS).map(|version| version.function);
             methods::prove_classes(session, classes);
-            let (now, later) = ids.split_at(ids.len().min(AT_ONCE));
-            now.iter().for_each(|version| report_function(session, &mut done, *version));
-            Some((taken_at, later.to_vec()))
+            let now = ids.iter().take(AT_ONCE);
+            now.for_each(|version| report_function(session, &mut done, *version));
+            Some((taken_at, ids))
         });
         match taken {
             Some(Some((taken_at, ids))) => {
+                let later = ids.get(AT_ONCE..).unwrap_or_default();
                 let report = |version| report_function(session, &mut done, version);
-                if each(session, taken_at, &ids, report).is_some() {
+                if each(session, taken_at, later, report).is_some() {
                     return true;
                 }
             }

@@ -23,6 +23,8 @@ pub struct Module {
     pub prepared: usize,
     /// `None` for a module without any.
     pub metadata: Option<Metadata>,
+    /// Its record is in the log.
+    pub reported: bool,
 }
 
 impl Module {
@@ -107,6 +109,15 @@ impl Known {
         self.modules.push(module);
         self.next_serial += 1;
         Ok((module, true))
+    }
+
+    /// Notes that the record of a module is in the log.
+    pub fn set_reported(&mut self, serial: u32) {
+        // They are in the order of their serials.
+        let position = self.modules.binary_search_by_key(&serial, |module| module.serial);
+        if let Some(module) = position.ok().and_then(|position| self.modules.get_mut(position)) {
+            module.reported = true;
+        }
     }
 
     /// The module in whose image an address lies.
@@ -248,6 +259,7 @@ mod tests {
             ready_to_run: None,
             prepared: 0,
             metadata: None,
+            reported: true,
         }
     }
 
@@ -271,6 +283,19 @@ mod tests {
         assert_ne!(first.serial, second.serial);
         assert!(!known.has_type(second.serial, 0x0200_0002));
         assert!(known.enter_code(0x4000, 7, &second));
+    }
+
+    #[test]
+    fn a_module_is_reported_once_its_record_was_written() {
+        let mut known = Known::new();
+        for id in [0x1000, 0x2000, 0x3000] {
+            known.enter_module(Module { reported: false, ..module(id) }).unwrap();
+        }
+        known.forget_module(0x1000, |_, _| ());
+        let serial = known.module(0x3000).map_or(0, |module| module.serial);
+        known.set_reported(serial);
+        let is_reported = |id| known.module(id).map(|module| module.reported);
+        assert_eq!([0x2000, 0x3000].map(is_reported), [Some(false), Some(true)]);
     }
 
     #[test]

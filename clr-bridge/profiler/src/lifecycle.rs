@@ -8,7 +8,7 @@
 //! - the lookup thread: it is the one that asks to be detached, as its last act, and is joined
 //!   before the session is freed;
 //! - the thread of windows ([`crate::duty_cycle`]), which the lookup thread ends before that;
-//! - [`as_guest`], for threads that the runtime does not count: they are counted here.
+//! - [`Guest`]s, threads that the runtime does not count: they are counted here.
 //!
 //! **Invariant:** the session is freed when none of the four can hold it. The library stays
 //! mapped, so its statics start the next session from a clean state.
@@ -36,7 +36,7 @@ pub enum Loading {
 
 static SESSION: AtomicPtr<Session> = AtomicPtr::new(std::ptr::null_mut());
 static SESSIONS: AtomicU64 = AtomicU64::new(0);
-/// Threads in [`as_guest`].
+/// Threads with a [`Guest`].
 static GUESTS: AtomicU32 = AtomicU32::new(0);
 /// A panic was contained: nothing is reported any more.
 static BROKEN: AtomicBool = AtomicBool::new(false);
@@ -51,14 +51,31 @@ pub fn current() -> Option<&'static Session> {
     if BROKEN.load(Ordering::Relaxed) {
         return None;
     }
+    // Sequentially consistent: the thread may have become a guest just before.
     // SAFETY: the pointer is null or a session that lives as long as its users; see the module.
-    unsafe { SESSION.load(Ordering::Acquire).as_ref() }
+    unsafe { SESSION.load(Ordering::SeqCst).as_ref() }
 }
 
 /// The session, also after a panic: for what must be known of the ids that it uses.
 pub fn even_broken() -> Option<&'static Session> {
     // SAFETY: as in `current`.
     unsafe { SESSION.load(Ordering::Acquire).as_ref() }
+}
+
+/// Counts the calling thread as a guest until it is dropped, also by a panic.
+pub struct Guest(());
+
+impl Guest {
+    pub fn enter() -> Self {
+        GUESTS.fetch_add(1, Ordering::SeqCst);
+        Self(())
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        GUESTS.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// Runs work on a thread that the runtime does not wait for when it detaches.
@@ -70,15 +87,7 @@ pub fn as_guest(work: impl FnOnce(Option<&Session>)) {
 
 /// The same, also after a panic.
 pub fn as_guest_even_broken(work: impl FnOnce(Option<&Session>)) {
-    GUESTS.fetch_add(1, Ordering::SeqCst);
-    // A panic in the work passes here on its way out.
-    struct Leave;
-    impl Drop for Leave {
-        fn drop(&mut self) {
-            GUESTS.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
-    let _leave = Leave;
+    let _guest = Guest::enter();
     // SAFETY: `end` takes the pointer away first and then waits for the guests.
     let session = unsafe { SESSION.load(Ordering::SeqCst).as_ref() };
     work(session);

@@ -26,7 +26,7 @@ use crate::{domains, duty_cycle, enumerate, events, il_maps, objects, own_thread
 /// wake-up. Owners, callbacks that need something and the end of the session ring the doorbell; a
 /// killed owner and a renamed AppDomain do not.
 const IDLE: u32 = 5_000;
-/// Work is pending until the runtime allows it.
+/// Work is pending until the runtime allows it, or the owner has written its wishes.
 const SOON: u32 = 10;
 /// Milliseconds between two turns of a compaction, each of which takes one at most.
 const COMPACTING: u32 = 2;
@@ -69,6 +69,10 @@ pub struct Lookup {
     detach_from: u64,
     /// Not everything has been reported to the owner yet.
     enumerating: bool,
+    /// Everything has, but the record that says so is not in the log.
+    is_end_due: bool,
+    /// Since when the owner's wishes cannot be read; 0: they can be.
+    unreadable_from: u64,
     /// The events wanted could not be had, or given up: when that is tried again. 0: they are in force.
     apply_from: u64,
     /// When watched objects were looked at, and milliseconds until they are again.
@@ -96,6 +100,8 @@ impl Lookup {
             owned: monotonic_time(),
             detach_from: 0,
             enumerating: false,
+            is_end_due: false,
+            unreadable_from: 0,
             apply_from: 0,
             looked: 0,
             look_in: OBJECTS_EVERY,
@@ -152,6 +158,7 @@ impl Lookup {
             return Next::Round { milliseconds: IDLE };
         }
         if !is_owned {
+            self.unreadable_from = 0;
             self.go_quiet(now);
             if self.is_left_alone(now) && self.leave() {
                 return Next::End;
@@ -160,8 +167,9 @@ impl Lookup {
         }
         self.owned = now;
         let Some(wishes) = session.shared().writer().control().wishes() else {
-            return Next::Round { milliseconds: SOON };
+            return Next::Round { milliseconds: self.until_readable(now) };
         };
+        self.unreadable_from = 0;
         self.may_compact = wishes.capabilities & capability::COMPACTION != 0;
         // Of a log that was compacted, an owner of an older version does not find all: it can attach
         // again, to another log.
@@ -197,6 +205,16 @@ impl Lookup {
             duty_cycle::thread::look(session);
         }
         self.answer(&wishes, now)
+    }
+
+    /// Milliseconds until wishes that cannot be read are read again. An owner writes them within a
+    /// second of its attach and then rings, unless it was stopped in between.
+    fn until_readable(&mut self, now: u64) -> u32 {
+        if self.unreadable_from == 0 {
+            self.unreadable_from = now;
+        }
+        let passed = now.saturating_sub(self.unreadable_from);
+        if passed < u64::from(AGAIN) * 1_000_000 { SOON } else { AGAIN }
     }
 
     /// Which objects are gone, if it is time.
@@ -297,13 +315,16 @@ impl Lookup {
                 return;
             }
             self.enumerating = false;
-            session.write(&Enumerated { epoch: wishes.epoch });
+            self.is_end_due = true;
             self.served = wishes.epoch;
             self.served_from = now;
         } else if !wanted {
             self.go_quiet(now);
         }
         if wanted {
+            if self.is_end_due {
+                self.is_end_due = !session.write(&Enumerated { epoch: wishes.epoch });
+            }
             self.obey_events(wishes, now);
             if self.apply_from != 0 {
                 return;
@@ -357,6 +378,8 @@ impl Lookup {
         }
         // A session that is left open would deliver into the next attach.
         self.apply_events(false);
+        // Nor may those of other profilers deliver into this one while it is freed.
+        session.call(|| session.set_events(false));
         let result = session.call(|| {
             if pipe::is_open(session) || faults::refuses(Call::Detach) {
                 return E_FAIL;
@@ -400,7 +423,7 @@ impl Lookup {
         let milliseconds = match answered {
             REQUESTS_AT_ONCE => 0,
             _ if self.enumerating => SOON,
-            _ if self.apply_from != 0 => AGAIN,
+            _ if self.apply_from != 0 || self.is_end_due => AGAIN,
             _ if now.saturating_sub(self.served_from) < NAMES_FOR => NAMES_SOON,
             _ => IDLE,
         };

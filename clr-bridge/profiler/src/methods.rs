@@ -39,11 +39,16 @@ impl Reason {
 /// Reports every compilation of a function that was not reported before.
 pub fn report_compiled(session: &Session, function: usize, rejit: usize) {
     let compilations = Compilations::of(session, function, rejit);
+    if compilations.have_failed() {
+        session.shared().lost(Loss::RuntimeCall);
+    }
     let starts = compilations.starts();
     if starts.is_empty() || all_reported(session, function, starts) {
         return;
     }
-    let Some(named) = Named::of(session, function) else { return };
+    let Some(named) = Named::of(session, function) else {
+        return session.shared().lost(Loss::RuntimeCall);
+    };
     for start in starts {
         if session.known().enter_code(*start, function, &named.module) {
             let code = compilations.code(session, *start);
@@ -72,7 +77,17 @@ fn code_lives(session: &Session, code: &Code) {
 pub fn report_dynamic(session: &Session, function: usize, reason: Reason) -> Option<bool> {
     let mut scratch = scratch::take(session)?;
     let Scratch { units, text: name, .. } = scratch.get();
-    let dynamic = session.info().dynamic_function(function, units)?;
+    let found = session.info().dynamic_function(function, units).and_then(|dynamic| {
+        let code = Code::of_dynamic(session, function);
+        Some((dynamic, code.start()?, code))
+    });
+    let Some((dynamic, start, code)) = found else {
+        // The answer to a request says so itself.
+        if reason == Reason::Compiled {
+            session.shared().lost(Loss::RuntimeCall);
+        }
+        return None;
+    };
     name.push_units(units.get(..dynamic.name_units as usize).unwrap_or_default());
     let kind = match reason {
         Reason::Asked { .. } => MethodKind::Resolved,
@@ -80,12 +95,11 @@ pub fn report_dynamic(session: &Session, function: usize, reason: Reason) -> Opt
         Reason::Compiled => MethodKind::Dynamic,
     };
     let module = session.module(dynamic.module);
-    let code = Code::of_dynamic(session, function);
     if reason == Reason::Compiled {
         code_lives(session, &code);
     }
     // Without memory its end is reported without its start.
-    let _ = session.known().enter_dynamic(function, code.start()?);
+    let _ = session.known().enter_dynamic(function, start);
     let mut pieces = NO_PIECES;
     Some(session.write(&Method {
         function: function as u64,
@@ -147,7 +161,8 @@ impl Named {
         let mut arguments = [0; MOST_PARAMETERS];
         let mut info = session.info().function_info(function, &mut arguments)?;
         let known = session.known();
-        let (module, owner) = (known.module(info.module), known.owner(info.class));
+        let module = known.module(info.module).filter(|module| module.reported);
+        let owner = known.owner(info.class);
         drop(known);
         if info.class != 0 {
             session.canonical().prove(function, info.class, owner.is_none());

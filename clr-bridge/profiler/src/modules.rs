@@ -17,21 +17,20 @@ const DISK: u32 = 1;
 const DYNAMIC: u32 = 4;
 const FLAT: u32 = 0x20;
 
-/// The module, reported and entered if it was not.
+/// The module, reported and entered if it was not. One whose record was lost is reported again.
 pub fn module(session: &Session, id: usize) -> Option<Module> {
     if id == 0 {
         return None;
     }
-    if let Some(module) = session.known().module(id) {
-        return Some(module);
+    let known = session.known().module(id);
+    if known.is_some_and(|module| module.reported) || session.lifetimes().has_ended(id) {
+        return known;
     }
-    if session.lifetimes().has_ended(id) {
-        return None;
-    }
-    report(session, id)
+    report(session, id, known.as_ref()).or(known)
 }
 
-fn report(session: &Session, id: usize) -> Option<Module> {
+/// Writes the record of a module, and enters the module unless it is `known`.
+fn report(session: &Session, id: usize, known: Option<&Module>) -> Option<Module> {
     let mut scratch = scratch::take(session)?;
     let Scratch { units, text: path, second: assembly } = scratch.get();
     let info = session.info().module_info(id, units)?;
@@ -50,16 +49,9 @@ fn report(session: &Session, id: usize) -> Option<Module> {
 
     // SAFETY: the runtime reports that the module's image lies there, mapped or flat.
     let image = unsafe { Image::read(info.base, info.flags & FLAT != 0) };
-    let metadata = read_metadata(session, id, &image);
-    let module = Module {
-        id,
-        serial: 0,
-        app_domain,
-        base: info.base,
-        size: image.size,
-        ready_to_run: image.ready_to_run,
-        prepared: 0,
-        metadata,
+    let metadata = match known {
+        Some(known) => known.metadata,
+        None => read_metadata(session, id, &image),
     };
     let mut flags = 0;
     for (set, flag) in [
@@ -72,7 +64,7 @@ fn report(session: &Session, id: usize) -> Option<Module> {
             flags |= flag;
         }
     }
-    session.write(&ModuleRecord {
+    let reported = session.write(&ModuleRecord {
         module: id as u64,
         app_domain: app_domain as u64,
         base: info.base as u64,
@@ -82,6 +74,23 @@ fn report(session: &Session, id: usize) -> Option<Module> {
         assembly: assembly.as_str(),
         path: path.as_str(),
     });
+    if let Some(known) = known {
+        if reported {
+            session.known().set_reported(known.serial);
+        }
+        return None;
+    }
+    let module = Module {
+        id,
+        serial: 0,
+        app_domain,
+        base: info.base,
+        size: image.size,
+        ready_to_run: image.ready_to_run,
+        prepared: 0,
+        metadata,
+        reported,
+    };
     let entered = session.known().enter_module(module);
     match entered {
         Ok((module, true)) => {

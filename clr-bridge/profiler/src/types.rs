@@ -152,15 +152,17 @@ fn write(
     signature: &[u8],
     parameters: &ParameterNames,
 ) {
-    session.write(&Type {
+    let written = session.write(&Type {
         module: module.id as u64,
         token,
         name,
         signature,
         generic_parameters: parameters.list().into(),
     });
-    // Without memory the type is reported again next time.
-    let _ = session.known().enter_type(module.serial, token);
+    if written {
+        // Without memory the type is reported again next time.
+        let _ = session.known().enter_type(module.serial, token);
+    }
 }
 
 /// `Namespace.Outer+Inner` of a type definition or reference.
@@ -201,15 +203,19 @@ pub fn learn_class(session: &Session, class: usize) {
     }
     let Some(mut scratch) = scratch::take(session) else { return };
     let Scratch { text, second, .. } = scratch.get();
-    value_type(session, class, DEEPEST_ARGUMENT, text, second);
-    // Without memory it is queried again next time.
-    let _ = session.known().enter_class(class, text.as_str());
+    // Without an answer, or without memory, it is queried again next time.
+    if value_type(session, class, DEEPEST_ARGUMENT, text, second).is_ok() {
+        let _ = session.known().enter_class(class, text.as_str());
+    }
 }
 
 /// Arguments of an argument: those that are shared have the name of their stand-in.
 const SHARED: &str = "System.__Canon";
 
-/// Appends the text of a value type. `None`, and nothing, for any other class. Calls itself, so its
+/// The runtime did not describe a class, or its module could not be read.
+struct Undescribed;
+
+/// Appends the text of a value type. `false`, and nothing, for any other class. Calls itself, so its
 /// frame is small.
 fn value_type(
     session: &Session,
@@ -217,26 +223,28 @@ fn value_type(
     depth: u32,
     text: &mut LongText,
     name: &mut LongText,
-) -> Option<()> {
+) -> Result<bool, Undescribed> {
     if let Some(known) = session.known().class(class) {
         text.push(known);
-        return (!known.is_empty()).then_some(());
+        return Ok(!known.is_empty());
     }
-    let depth = depth.checked_sub(1)?;
+    let Some(depth) = depth.checked_sub(1) else { return Ok(false) };
     let mut arguments = [0usize; MOST_PARAMETERS];
-    let count = value_type_name(session, class, &mut arguments, name)?;
+    let Some(count) = value_type_name(session, class, &mut arguments, name)? else {
+        return Ok(false);
+    };
     text.push(name.as_str());
     let arguments = arguments.get(..count).unwrap_or_default();
     for (position, argument) in arguments.iter().enumerate() {
         text.push(if position == 0 { "[" } else { "," });
-        if value_type(session, *argument, depth, text, name).is_none() {
+        if !value_type(session, *argument, depth, text, name)? {
             text.push(SHARED);
         }
     }
     if !arguments.is_empty() {
         text.push("]");
     }
-    Some(())
+    Ok(true)
 }
 
 /// The name of a class and how many type arguments it has, if it is a value type.
@@ -246,13 +254,18 @@ fn value_type_name(
     class: usize,
     arguments: &mut [usize],
     name: &mut LongText,
-) -> Option<usize> {
-    let info = session.info().class_info(class, arguments)?;
-    let module = session.module(info.module)?;
-    let module = modules::with_token(session, module, info.token)?;
-    let metadata = module.metadata.as_ref()?;
+) -> Result<Option<usize>, Undescribed> {
+    let Some(info) = session.info().class_info(class, arguments) else {
+        // Arrays have no description of this kind, and are reference types.
+        let is_array = session.info().array_element(class).is_some();
+        return if is_array { Ok(None) } else { Err(Undescribed) };
+    };
+    let module = session.module(info.module).ok_or(Undescribed)?;
+    let module = modules::with_token(session, module, info.token).ok_or(Undescribed)?;
+    let metadata = module.metadata.as_ref().ok_or(Undescribed)?;
+    let definition = metadata.type_def(info.token).ok_or(Undescribed)?;
     let mut base = Text::<32>::new();
-    full_name(metadata, metadata.type_def(info.token)?.extends, &mut base);
+    full_name(metadata, definition.extends, &mut base);
     name.clear();
     full_name(metadata, info.token, name);
     let is_value = match base.as_str() {
@@ -260,5 +273,5 @@ fn value_type_name(
         "System.ValueType" => name.as_str() != "System.Enum",
         _ => false,
     };
-    is_value.then_some(info.arguments as usize)
+    Ok(is_value.then_some(info.arguments as usize))
 }

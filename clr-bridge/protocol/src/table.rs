@@ -97,16 +97,17 @@ impl<V: Copy + Default> Table<V> {
         self.slots.iter().filter(|(key, _)| *key != 0).copied()
     }
 
-    /// Keeps only the entries for which `keep` returns true; it is called once for each. Without
-    /// memory for another table everything stays, and `keep` is not called.
+    /// Keeps only the entries for which `keep` returns true, without another table. It is called once
+    /// for each entry that goes, and once or twice for one that stays.
     pub fn retain(&mut self, mut keep: impl FnMut(u64, V) -> bool) {
-        let Ok(mut smaller) = Self::with_slots(self.slots.len()) else { return };
-        for (key, value) in &self.slots {
-            if *key != 0 && keep(*key, *value) {
-                smaller.place(*key, *value);
+        let mut slot = 0;
+        while let Some((key, value)) = self.slots.get(slot).copied() {
+            // Another entry may move into the slot of one that goes: from behind it, or, where entries
+            // reach around the end, from the start, where all stay.
+            if key == 0 || keep(key, value) || self.remove(key).is_none() {
+                slot += 1;
             }
         }
-        *self = smaller;
     }
 
     pub fn clear(&mut self) {
@@ -199,6 +200,34 @@ mod tests {
         table.retain(|key, _| key % 3 == 0);
         assert_eq!(table.len(), 333);
         assert_eq!((table.get(3), table.get(4)), (Some(3), None));
+    }
+
+    #[test]
+    fn each_entry_that_goes_is_seen_once_wherever_entries_lie() {
+        let mut seed = 1u64;
+        for round in 1..500u64 {
+            let mut table = Table::new();
+            // As full as it gets, so that entries reach around the end.
+            for _ in 0..SMALLEST * 3 / 4 {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                table.insert(seed >> 20, round).unwrap();
+            }
+            let all: Vec<u64> = table.iter().map(|(key, _)| key).collect();
+            let stays = |key: u64| key % 5 < round % 6;
+            let mut gone = Vec::new();
+            table.retain(|key, _| {
+                if !stays(key) {
+                    gone.push(key);
+                }
+                stays(key)
+            });
+            gone.sort_unstable();
+            let mut expected: Vec<u64> = all.iter().copied().filter(|key| !stays(*key)).collect();
+            expected.sort_unstable();
+            assert_eq!(gone, expected);
+            assert_eq!(table.len(), all.len() - gone.len());
+            assert!(all.iter().all(|key| table.get(*key).is_some() == stays(*key)));
+        }
     }
 
     #[test]

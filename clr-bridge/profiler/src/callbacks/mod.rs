@@ -82,7 +82,8 @@ fn lifetime(work: impl FnOnce(&Session)) -> HResult {
 
 /// The same of reports about suspensions. A server collector's thread is not the runtime's: it is counted
 /// by nothing that a detach waits for, and `RuntimeResumeFinished` comes when the lock is free that the
-/// detach takes instead (src/coreclr/vm/eetoprofinterfaceimpl.cpp, `EvacuationCounterHolder`).
+/// detach takes instead (src/coreclr/vm/eetoprofinterfaceimpl.cpp, `EvacuationCounterHolder`). So does the
+/// event of the same moment.
 fn suspension(work: impl FnOnce(&Session)) -> HResult {
     contained(|| {
         lifecycle::as_guest_even_broken(|session| {
@@ -384,6 +385,7 @@ unsafe extern "C" fn event_pipe_event_delivered(
         // Also after a panic: sessions are closed then.
         lifetime(|session| pipe::ends(session, provider, id));
     }
+    let _guest = (id == pipe::RESTARTED).then(lifecycle::Guest::enter);
     event(|session| {
         let data = if data.is_null() {
             &[]

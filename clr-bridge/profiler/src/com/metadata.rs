@@ -24,9 +24,10 @@ pub const fn row(token: u32) -> u32 {
     token & 0x00ff_ffff
 }
 
-/// Columns of the tables that are read here (ECMA-335 II.22.37, II.22.38, II.22.20).
+/// Columns of the tables that are read here (ECMA-335 II.22.37, II.22.38, II.22.15, II.22.20).
 const TYPE_REF_TABLE: u32 = 0x01;
 const TYPE_DEF_TABLE: u32 = 0x02;
+const FIELD_TABLE: u32 = 0x04;
 const GENERIC_PARAM_TABLE: u32 = 0x2a;
 
 /// A type's name in two parts, as it stands in the string heap: see [`Importer::name_in_heap`].
@@ -75,6 +76,7 @@ impl Importer {
         self.import.release();
     }
 
+    #[inline(never)]
     fn column(self, table: u32, column: u32, row: u32) -> Option<u32> {
         let mut value = 0;
         let result =
@@ -83,6 +85,7 @@ impl Importer {
     }
 
     /// A text in the string heap; see [`Importer::name_in_heap`].
+    #[inline(never)]
     fn string(self, index: u32) -> Option<&'static CStr> {
         let mut text: *const c_char = std::ptr::null();
         let result = call!(self.tables, 14, (u32, *mut *const c_char), index, &mut text);
@@ -132,6 +135,11 @@ impl Importer {
         let name = self.string(self.column(TYPE_REF_TABLE, 1, row)?)?;
         let namespace = self.string(self.column(TYPE_REF_TABLE, 2, row)?)?;
         Some((TypeName { namespace, name }, scope))
+    }
+
+    /// A field definition's name. Takes no lock, unlike [`Importer::name_in_heap`].
+    pub fn field_name(self, token: u32) -> Option<&'static CStr> {
+        self.string(self.column(FIELD_TABLE, 1, row(token))?)
     }
 
     /// The signature of a method definition.

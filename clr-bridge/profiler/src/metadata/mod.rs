@@ -118,7 +118,7 @@ impl Metadata {
     pub fn field_name(&self, token: u32) -> Option<&'static str> {
         match self {
             Metadata::Mapped(tables) => tables.field_name(token),
-            Metadata::Importer(_) => None,
+            Metadata::Importer(importer) => importer.field_name(token).map(text),
         }
     }
 

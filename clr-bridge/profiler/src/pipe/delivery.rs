@@ -17,7 +17,7 @@ use crate::wait_handles::Begun;
 /// Numbers of events.
 const GC_START: u32 = 1;
 const GC_END: u32 = 2;
-const RESTARTED: u32 = 3;
+pub const RESTARTED: u32 = 3;
 const SUSPENDS: u32 = 9;
 const ALLOCATION_TICK: u32 = 10;
 const CONTENTION_START: u32 = 81;

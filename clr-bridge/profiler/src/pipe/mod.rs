@@ -7,7 +7,8 @@
 //! takes up to 120 ms.
 //!
 //! One session has all events, until those of allocations are to be switched off for a while
-//! ([`crate::duty_cycle`]): then they have one of their own, and the others go on in theirs.
+//! ([`crate::duty_cycle`]): then they have one of their own, and the others go on in theirs. So it is from
+//! the start where one session would have the runtime report more than is wanted.
 //!
 //! **Invariant:** a session is closed before the bridge is detached: one that is left open would
 //! deliver into the next attach, before its state exists.
@@ -17,7 +18,7 @@ mod end;
 mod providers;
 mod sessions;
 
-pub use delivery::{Event, delivered, half_word, word};
+pub use delivery::{Event, RESTARTED, delivered, half_word, word};
 pub use end::{ends, may_end};
 pub use providers::SINCE;
 pub use sessions::{Part, Sessions, apply, close, is_open, is_part_open, open, part};

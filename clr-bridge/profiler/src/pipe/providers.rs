@@ -85,6 +85,17 @@ pub fn provider(session: &Session, part: Part) -> Option<Provider> {
     if keywords != 0 && session.info().version() >= SINCE { of(keywords, level) } else { None }
 }
 
+/// Whether each part has a session of its own from the start. In one session with waits for handles, events
+/// of collections have the level of those, at which the runtime also reports each pinned object, within the
+/// pause, and every 100 kB allocated.
+pub fn are_apart(major: u16, wants: impl Fn(u8) -> bool) -> bool {
+    let of_collections = wants(kind::PAUSE) || wants(kind::OBJECT);
+    let of_allocations = wants(kind::ALLOCATION) || wants(kind::OBJECT);
+    // Allocations that are not sampled are events of that level, too.
+    let is_verbose = of_allocations && major < SAMPLES_ALLOCATIONS;
+    wants(kind::WAIT_HANDLE) && of_collections && !is_verbose
+}
+
 /// Whether a provider is the runtime's own; events of others have the same numbers.
 pub fn is_of_the_runtime(session: &Session, provider: usize) -> bool {
     let known = &session.events().provider;
@@ -109,6 +120,17 @@ pub fn is_named(session: &Session, provider: usize, name: &[u16]) -> Option<bool
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_apart_where_only_waits_for_handles_are_verbose() {
+        let of = |major, wanted: &[u8]| are_apart(major, |kind| wanted.contains(&kind));
+        assert!(of(9, &[kind::WAIT_HANDLE, kind::PAUSE]));
+        assert!(of(10, &[kind::WAIT_HANDLE, kind::OBJECT, kind::ALLOCATION]));
+        assert!(!of(9, &[kind::WAIT_HANDLE, kind::PAUSE, kind::ALLOCATION]));
+        assert!(!of(9, &[kind::WAIT_HANDLE, kind::OBJECT]));
+        assert!(!of(10, &[kind::WAIT_HANDLE, kind::LOCK, kind::ALLOCATION]));
+        assert!(!of(10, &[kind::PAUSE, kind::OBJECT, kind::LOCK]));
+    }
 
     #[test]
     fn the_providers_names_end_with_a_nul() {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use strata_bridge_protocol::shared_file::monotonic_time;
 use strata_bridge_protocol::status::{Count, Loss};
 
-use super::providers::provider;
+use super::providers::{are_apart, provider};
 use crate::events::Events;
 use crate::faults::{self, Call};
 use crate::forced_collections::Change;
@@ -176,7 +176,12 @@ fn change(session: &Session) -> bool {
         Some(_) => open(session, Part::End),
         None => close(session, Part::End),
     };
-    let holds = has_end && open(session, Part::Whole);
+    let holds = has_end
+        && if are_apart(session.major(), |kind| session.events().wants(kind)) {
+            part(session) && open(session, Part::Allocations)
+        } else {
+            open(session, Part::Whole)
+        };
     if holds {
         open_for.store(kinds, Ordering::Relaxed);
     }

@@ -48,6 +48,31 @@ fn objects_whose_class_has_a_name_of_thousands_of_characters_are_watched() {
     }
 }
 
+#[test]
+fn waits_for_handles_and_collections_have_sessions_of_their_own() {
+    for version in versions_with_events() {
+        let (mut target, mut watcher) = watched(version);
+        // 8 has no events of waits for handles.
+        let both = if version == "9" { 2 } else { 1 };
+        for (wishes, expected) in [
+            (wish::PAUSES | wish::WAIT_HANDLES, both),
+            (wish::PAUSES, 1),
+            (wish::PAUSES | wish::WAIT_HANDLES | wish::OBJECTS, 1),
+            (wish::PAUSES | wish::WAIT_HANDLES | wish::LOCKS, both),
+            (0, 0),
+        ] {
+            watcher.wish_until_obeyed(wish::JIT_EVENTS | wishes);
+            target.tell("collect");
+            let status = watcher.status();
+            let open =
+                status.count(Count::EventSessionsOpened) - status.count(Count::EventSessionsClosed);
+            assert_eq!(open, expected, "{version}: {wishes:#x}");
+            assert_eq!(status.lost(Loss::RuntimeCall), 0, "{version}");
+        }
+        target.quit();
+    }
+}
+
 const ALLOCATIONS: u64 = wish::JIT_EVENTS | wish::ALLOCATIONS | wish::PAUSES;
 
 /// The thread that opens and closes windows.

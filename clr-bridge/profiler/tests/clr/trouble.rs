@@ -1,7 +1,10 @@
 //! The app is unharmed whatever happens to the bridge.
 
 use std::fs;
+use std::thread::sleep;
+use std::time::Duration;
 
+use strata_bridge_protocol::reader::Entry;
 use strata_bridge_protocol::record::Record;
 use strata_bridge_protocol::status::Loss;
 
@@ -90,6 +93,38 @@ fn a_log_that_cannot_grow_loses_records_and_nothing_else() {
             let is = |record: &Record| matches!(record, Record::Method(m) if m.name == "After");
             entries.iter().find(|entry| is(&entry.record)).map(drop)
         });
+        target.quit();
+    }
+}
+
+#[test]
+fn a_module_and_the_end_of_an_enumeration_that_were_lost_are_reported_later() {
+    for version in versions() {
+        let (mut target, mut watcher) = watched(version);
+        let is_made = |entry: &Entry| match &entry.record {
+            Record::Module(module) => module.assembly == "Made",
+            _ => false,
+        };
+        limit(&target, libc::RLIMIT_FSIZE, MEGABYTE);
+        target.tell("compile 45000");
+        // The ends of these methods fill what is left of the log.
+        target.tell("collect");
+        target.tell("collectible Made");
+        watcher.disown();
+        watcher.own();
+        sleep(Duration::from_millis(500));
+        watcher.read();
+        assert!(!watcher.entries.iter().any(is_made), "{version}");
+        limit(&target, libc::RLIMIT_FSIZE, libc::RLIM_INFINITY);
+        watcher.until_enumerated();
+        eventually("a log that grows again", || {
+            target.tell("dynamic After");
+            (watcher.status().segments > 1).then_some(())
+        });
+        // The enumeration for the next owner finds the module.
+        watcher.disown();
+        watcher.own();
+        watcher.until("the module", |entries| entries.iter().any(is_made).then_some(()));
         target.quit();
     }
 }
