@@ -326,7 +326,7 @@ fn waits_of_processes_that_are_not_selected_cost_the_selected_one_nothing() -> R
     wait_until("the kernel leaves the others out", PATIENCE, &mut has_settled)?;
     let (before, began) = (left_out()?, Instant::now());
     let mut command = Command::new(target()?);
-    command.arg("15").env("DD_SERVICE", "waiting");
+    command.arg("10").env("DD_SERVICE", "waiting");
     let ended = Running::from_command(command)?.wait(PATIENCE)?;
     // Its last flush.
     std::thread::sleep(Duration::from_secs(4));

@@ -149,14 +149,14 @@ fn a_thousand_execs_a_second_stall_nothing() -> Result<()> {
 #[test]
 fn programs_that_start_while_others_rename_their_threads_without_end_are_named() -> Result<()> {
     let _machine = machine::alone()?;
-    let recording = strata::record()?.frequency(FREQUENCY).seconds(8.0).start()?;
+    let recording = strata::record()?.frequency(FREQUENCY).seconds(6.0).start()?;
     let storm = targets::c("rename_storm").build()?;
     let storms = [(); 2].map(|()| Running::start(&storm, &["60"]));
     // The flood is noticed.
     std::thread::sleep(Duration::from_secs(1));
     let shares = targets::c("shares").build()?;
     let mut pids = Vec::new();
-    for _ in 0..4 {
+    for _ in 0..3 {
         let program = Running::start(&shares, &["1"])?;
         pids.push(program.pid());
         program.wait(Duration::from_secs(60))?;

@@ -130,7 +130,7 @@ fn a_daemon_names_a_process_that_it_cannot_walk() -> Result<()> {
 fn a_daemon_names_all_processes_that_it_cannot_walk_and_others_lose_no_time() -> Result<()> {
     const PROCESSES: usize = 4;
     const THREADS_OF_EACH_KIND: &str = "4";
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     // Dropped after the file systems: they cannot end while their memory is being read.
     let mut hostile = Vec::new();
     let mut silent = Vec::new();
