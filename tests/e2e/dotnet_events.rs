@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use rustix::process::Signal;
 use strata_tests::daemon::{Daemon, attaching_to};
 use strata_tests::dotnet_profiler::SecondProfiler;
-use strata_tests::running::{Ended, Running};
+use strata_tests::running::{Ended, Running, wait_until};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::stacks::{Stack, Stacks};
 use strata_tests::strata::{Record, Recording, record};
@@ -373,8 +373,13 @@ fn a_reload_changes_the_events_of_processes_that_have_a_bridge() -> Result<()> {
         let asked = format!("other events are asked for pid={}", of.pid());
         daemon.running()?.wait_for_log(&asked, PATIENCE)?;
     }
-    // The runtimes follow.
-    std::thread::sleep(Duration::from_secs(3));
+    // Once for what was asked for first, and once for this.
+    for of in [&target, &other] {
+        let reported = format!("{REPORTED} pid={}", of.pid());
+        wait_until("the runtimes follow", PATIENCE, || {
+            daemon.running().is_ok_and(|running| running.logged().matches(&reported).count() == 2)
+        })?;
+    }
     target.go()?;
     other.go()?;
     let (own, _) = (target.counts()?, other.counts()?);

@@ -132,12 +132,17 @@ impl Running {
         }
     }
 
+    /// What it has written to its standard error.
+    pub fn logged(&self) -> String {
+        self.stderr.as_ref().map(Collected::text).unwrap_or_default()
+    }
+
     /// Waits until there is this text in what it has written to its standard error.
     pub fn wait_for_log(&mut self, part: &str, at_most: Duration) -> Result<()> {
         let start = Instant::now();
         loop {
             let was_alive = self.is_alive();
-            let log = self.stderr.as_ref().map(Collected::text).unwrap_or_default();
+            let log = self.logged();
             if log.contains(part) {
                 return Ok(());
             }

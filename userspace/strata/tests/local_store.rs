@@ -403,7 +403,6 @@ fn of_elapsed_time_an_answer_says_what_waits_and_in_which_call() {
     assert!(note.contains("keeps no times of wall samples"), "{note}");
 }
 
-/// A minute ago: a profile of CPU time with its main function, and one of elapsed time with two states.
 #[test]
 fn of_a_store_with_one_kind_the_services_are_grouped_by_it() {
     let directory = tempfile::tempdir().unwrap();
@@ -436,6 +435,7 @@ fn waits_of_two_states() -> Profile {
     builder.finish()
 }
 
+/// A minute ago: a profile of CPU time with its main function, and one of elapsed time with two states.
 fn of_two_kinds(directory: &Path) {
     let mut store = Store::open(directory, Options::default()).unwrap();
     let start = now() - 60 * SECOND;

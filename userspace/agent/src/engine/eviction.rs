@@ -192,6 +192,8 @@ impl Engine {
         for &cpu in &switched_on {
             self.events.sideband.open_on(cpu, &mut |cpu, event| programs.open_event(cpu, event));
         }
+        let switched_on: Vec<u32> =
+            switched_on.into_iter().filter(|cpu| self.programs.has_room_for(*cpu)).collect();
         if !self.programs.is_on() {
             return;
         }

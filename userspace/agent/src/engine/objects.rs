@@ -381,6 +381,7 @@ impl Engine {
             // The number of its image may be another's soon.
             !has_ended
         });
+        managed.forget_last_objects();
         *frames = of.values().map(|heap| heap.frames).sum();
         *objects = of.values().map(|heap| heap.objects.len()).sum();
     }

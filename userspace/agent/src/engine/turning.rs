@@ -167,6 +167,10 @@ impl Engine {
                     }
                 }
                 Change::Mapped { pid, mapping } => {
+                    if self.events.has_no_names && self.is_sampled(pid) {
+                        // It may be of another program.
+                        self.processes.repairs.is_missing_some(pid, self.turn.now);
+                    }
                     // Others are examined when they are sampled and turn out to be selected.
                     if self.selection.is_chosen(pid) || self.is_sampled(pid) {
                         self.loading.first_seen(&self.table, pid, &mapping);

@@ -6,6 +6,8 @@
 //!
 //! Invariant: at most [`MOST_ASKED`] addresses, and some ten thousand stubs.
 
+use std::time::{Duration, Instant};
+
 use crate::hash::HashMap;
 
 const MOST_ASKED: usize = 100_000;
@@ -13,9 +15,10 @@ const MOST_ASKED: usize = 100_000;
 const MANY_STUBS: usize = 10_000;
 /// Flushes after which an address may be asked about again.
 const ANSWER_AGES: u32 = 2;
-/// An address is asked about so often until its code is read: a long collection, or an unload, may have
-/// kept the bridge from answering.
+/// An address may be refused so often, each time after [`AGAIN`], until its code is read: an unload may keep
+/// the bridge from answering, and a method there is reported meanwhile.
 const MOST_TIMES: u8 = 3;
+const AGAIN: Duration = Duration::from_secs(1);
 /// What an entry takes.
 const ENTRY: usize = 64;
 
@@ -27,9 +30,10 @@ enum Asked {
         is_caller: bool,
         before: u8,
     },
-    /// It was asked so often, without an answer: it may be asked again.
+    /// It was refused so often: it may be asked again after this time.
     Unanswered {
         times: u8,
+        after: Instant,
     },
     /// No method is there: the code is read. Until then it has no rule.
     Reading {
@@ -51,9 +55,9 @@ pub struct Addresses {
 
 impl Addresses {
     /// Notes that an address is requested; false when it was requested before.
-    pub fn ask(&mut self, address: u64, is_caller: bool) -> bool {
+    pub fn ask(&mut self, address: u64, is_caller: bool, now: Instant) -> bool {
         let before = match self.asked.get(&address) {
-            Some((Asked::Unanswered { times }, _)) => *times,
+            Some((Asked::Unanswered { times, after }, _)) if now >= *after => *times,
             Some(_) => return false,
             None if self.asked.len() >= MOST_ASKED => return false,
             None => 0,
@@ -75,13 +79,16 @@ impl Addresses {
         true
     }
 
-    /// There is no answer about an address. True when that was so too often: the code is to be read.
-    pub fn is_unanswered(&mut self, address: u64) -> bool {
+    /// There is no answer about an address. True when it was refused too often: the code is to be read.
+    pub fn is_unanswered(&mut self, address: u64, is_refused: bool, now: Instant) -> bool {
         let Some((asked, _)) = self.asked.get_mut(&address) else { return false };
         let Asked::Waiting { is_caller, before } = *asked else { return false };
-        let times = before + 1;
+        let times = before + u8::from(is_refused);
         let is_read = times >= MOST_TIMES;
-        *asked = if is_read { Asked::Reading { is_caller } } else { Asked::Unanswered { times } };
+        *asked = match is_read {
+            true => Asked::Reading { is_caller },
+            false => Asked::Unanswered { times, after: now + AGAIN },
+        };
         is_read
     }
 
@@ -139,41 +146,53 @@ mod tests {
 
     #[test]
     fn an_address_is_asked_about_once_until_its_answer_is_old() {
-        let mut addresses = Addresses::default();
-        assert!(addresses.ask(7, true) && !addresses.ask(7, true) && addresses.is_waiting_for(7));
+        let (mut addresses, now) = (Addresses::default(), Instant::now());
+        assert!(
+            addresses.ask(7, true, now)
+                && !addresses.ask(7, true, now)
+                && addresses.is_waiting_for(7)
+        );
         assert!(addresses.is_in_no_method(7) && !addresses.is_in_no_method(8));
-        assert!(!addresses.ask(7, false) && addresses.is_waiting_for(7), "its code is being read");
+        assert!(
+            !addresses.ask(7, false, now) && addresses.is_waiting_for(7),
+            "its code is being read"
+        );
         assert!(!addresses.is_in_no_method(7), "its code is read once, whatever is answered");
         assert!(addresses.add_stub(7, None) && !addresses.add_stub(8, None));
-        assert!(!addresses.ask(7, false) && !addresses.is_waiting_for(7));
+        assert!(!addresses.ask(7, false, now) && !addresses.is_waiting_for(7));
         addresses.age();
-        assert!(!addresses.ask(7, false));
+        assert!(!addresses.ask(7, false, now));
         addresses.age();
-        assert!(addresses.ask(7, false));
+        assert!(addresses.ask(7, false, now));
         addresses.is_answered(7);
-        assert!(addresses.ask(7, false), "its method may be gone");
+        assert!(addresses.ask(7, false, now), "its method may be gone");
     }
 
     #[test]
     fn an_address_without_an_answer_is_asked_about_again_and_then_read() {
-        let mut addresses = Addresses::default();
+        let (mut addresses, mut now) = (Addresses::default(), Instant::now());
         for _ in 1..MOST_TIMES {
-            assert!(addresses.ask(7, true));
-            assert!(!addresses.is_unanswered(7) && !addresses.is_waiting_for(7));
+            for is_refused in [false, true] {
+                assert!(addresses.ask(7, true, now));
+                assert!(!addresses.is_unanswered(7, is_refused, now));
+                assert!(!addresses.is_waiting_for(7));
+                assert!(!addresses.ask(7, true, now), "it is too early");
+                now += AGAIN;
+            }
         }
-        assert!(addresses.ask(7, true));
-        assert!(addresses.is_unanswered(7) && addresses.is_waiting_for(7));
-        assert!(!addresses.ask(7, true) && !addresses.is_unanswered(7));
+        assert!(addresses.ask(7, true, now));
+        assert!(addresses.is_unanswered(7, true, now) && addresses.is_waiting_for(7));
+        assert!(!addresses.ask(7, true, now) && !addresses.is_unanswered(7, true, now));
         assert!(addresses.add_stub(7, None));
-        assert!(!addresses.is_unanswered(8), "it was not asked");
+        assert!(!addresses.is_unanswered(8, true, now), "it was not asked");
     }
 
     #[test]
     fn addresses_without_end_are_asked_about_as_answers_get_old() {
-        let mut addresses = Addresses::default();
+        let (mut addresses, now) = (Addresses::default(), Instant::now());
         let mut asked = 0;
         for address in 0..5 * MOST_ASKED as u64 {
-            asked += usize::from(addresses.ask(address, false));
+            asked += usize::from(addresses.ask(address, false, now));
             if address % MOST_ASKED as u64 == 0 {
                 addresses.age();
             }

@@ -16,7 +16,9 @@ use strata_bridge_protocol::objects::ObjectTable;
 use strata_bridge_protocol::record::RawRecord;
 use strata_bridge_protocol::status::Count;
 use strata_clr::loading::LoadError;
-use strata_clr::session::{Budget, Consumer, Holder, Life, Loss, Question, SessionError, Which};
+use strata_clr::session::{
+    Budget, Consumer, Holder, Life, Loss, Question, SessionError, Unanswered, Which,
+};
 use strata_clr::{
     AttachError, AttachOptions, Deadline, Session, SessionOptions, SocketError, Stuck, Target,
 };
@@ -252,7 +254,9 @@ fn reach(pid: u32, attach: bool) -> Result<Bridge, AttachError> {
         };
         match outcome {
             Ok((session, loaded)) => {
-                let lost_before = if loaded { 0 } else { lost_there(&session) };
+                // To one that reads beside its owner, nothing is reported again.
+                let is_new = loaded || session.read_beside().is_some();
+                let lost_before = if is_new { 0 } else { lost_there(&session) };
                 return Ok(Bridge {
                     lost_before,
                     session,
@@ -353,6 +357,8 @@ pub enum Update<'a> {
     /// The same for an address.
     AddressUnanswered {
         address: u64,
+        /// The runtime could not be asked, or may not; otherwise the answer was lost.
+        is_refused: bool,
     },
 }
 
@@ -459,13 +465,16 @@ impl Bridge {
             if read.caught_up {
                 taking.take(Update::CaughtUp);
             }
-            for (question, _) in read.unanswered {
+            for (question, why) in read.unanswered {
                 taking.take(match question {
                     Question::IlMap { function, start, .. } => {
                         Update::IlMapUnanswered { function, start }
                     }
                     Question::AppDomain(_) => continue,
-                    Question::Address(address) => Update::AddressUnanswered { address },
+                    Question::Address(address) => {
+                        let is_refused = why == Unanswered::Refused;
+                        Update::AddressUnanswered { address, is_refused }
+                    }
                 });
             }
             *taking.lag = taking.lag.after(read.caught_up, read.at_end);

@@ -370,10 +370,10 @@ impl Managed {
             return;
         }
         let State::Attached(bridge) = &mut target.state else { return };
+        target.events.look_at_kinds(bridge.events().1);
         if !matches!(target.events.progress, Progress::Asked(_) | Progress::Reporting) {
             return;
         }
-        target.events.look_at_kinds(bridge.events().1);
         let wishes = wanted.wishes(target.events.outdated);
         target.events.progress = match bridge.wish_for_events(wishes) {
             Ok(()) => {
@@ -452,6 +452,13 @@ impl Managed {
                 are_all_reported: false,
             },
         })
+    }
+
+    /// Tables of processes that have ended and are counted; of some no object was ever reported.
+    pub fn forget_last_objects(&mut self) {
+        for target in self.targets.values_mut() {
+            target.events.last_objects = None;
+        }
     }
 
     /// A probe is attached, or cannot be.

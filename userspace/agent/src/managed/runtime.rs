@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use strata_bridge_protocol::decode_error::DecodeError;
 use strata_bridge_protocol::field::IlMapEntry;
@@ -543,12 +544,13 @@ impl Runtime {
 
     /// Notes that an address is requested; false when it was requested before.
     pub fn ask(&mut self, address: u64, is_caller: bool) -> bool {
-        self.addresses.ask(address, is_caller)
+        self.addresses.ask(address, is_caller, Instant::now())
     }
 
-    /// There is no answer about an address. It may be asked again; after some times, its code is read.
-    pub fn is_unanswered(&mut self, address: u64) {
-        if self.addresses.is_unanswered(address) {
+    /// There is no answer about an address. It may be asked about again; when that was refused some times, its
+    /// code is read.
+    pub fn is_unanswered(&mut self, address: u64, is_refused: bool) {
+        if self.addresses.is_unanswered(address, is_refused, Instant::now()) {
             self.unknown_stubs.push(address);
         }
     }

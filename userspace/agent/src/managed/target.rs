@@ -413,7 +413,9 @@ impl Target {
                 Update::IlMapUnanswered { function, start } => {
                     runtime.il_map_is_unanswered(function, start);
                 }
-                Update::AddressUnanswered { address } => runtime.is_unanswered(address),
+                Update::AddressUnanswered { address, is_refused } => {
+                    runtime.is_unanswered(address, is_refused);
+                }
             }
             Ok(())
         });

@@ -39,8 +39,9 @@ pub struct Units {
     bytes: u64,
     /// Units with code for which there was no room, and how much they need: unwound by frame pointers.
     without_room: BTreeMap<u64, u64>,
-    /// When there was last none.
+    /// Since when they wait to be tried again, and the unit that is tried first.
     refused: Option<Instant>,
+    tried_from: u64,
 }
 
 /// Time until units without room are tried again.
@@ -60,6 +61,7 @@ impl Default for Units {
             bytes: 0,
             without_room: BTreeMap::new(),
             refused: None,
+            tried_from: 0,
         }
     }
 }
@@ -76,14 +78,14 @@ impl Units {
         code.touch_units(self.tried_again(most_bytes, Instant::now()).into_iter());
         let dirty = code.take_dirty(UNITS_AT_ONCE);
         self.era = code.eras.version();
+        let mut changed = std::mem::take(&mut self.changed);
         for unit in &dirty {
-            self.without_room.remove(unit);
+            let had_none = self.without_room.remove(unit).is_some();
             let loaded = code.table_of(*unit).and_then(|table| {
                 let bytes = bytes_of(&table);
                 if self.bytes + bytes > most_bytes {
-                    store.refused += 1;
+                    store.refused += u64::from(!had_none);
                     self.without_room.insert(*unit, bytes);
-                    self.refused = Some(Instant::now());
                     return None;
                 }
                 let loaded = store.load_within(programs, &table, &mut self.quota);
@@ -91,19 +93,22 @@ impl Units {
                     Some(table) => self.bytes += table.bytes(),
                     None => {
                         self.without_room.insert(*unit, bytes);
-                        self.refused = Some(Instant::now());
                     }
                 }
                 loaded.map(Arc::new)
             });
+            let has_none = self.without_room.contains_key(unit);
+            if has_none {
+                self.refused.get_or_insert_with(Instant::now);
+            }
+            changed |= !(had_none && has_none);
             let old = match loaded {
                 Some(table) => self.tables.insert(*unit, table),
                 None => self.tables.remove(unit),
             };
             self.replaced.extend(old);
         }
-        let changed = std::mem::take(&mut self.changed);
-        changed || !dirty.is_empty()
+        changed
     }
 
     /// Units without room for which there may be some now.
@@ -114,8 +119,12 @@ impl Units {
         }
         self.refused = Some(now);
         let left = most_bytes.saturating_sub(self.bytes);
-        let fitting = self.without_room.iter().filter(|(_, bytes)| **bytes <= left);
-        fitting.map(|(unit, _)| *unit).take(TRIED_AGAIN).collect()
+        let all = self.without_room.range(self.tried_from..);
+        let all = all.chain(self.without_room.range(..self.tried_from));
+        let fitting = all.filter(|(_, bytes)| **bytes <= left).map(|(unit, _)| *unit);
+        let tried: Vec<u64> = fitting.take(TRIED_AGAIN).collect();
+        self.tried_from = tried.last().map_or(0, |last| last + 1);
+        tried
     }
 
     /// Releases what is not used any more.
@@ -267,7 +276,7 @@ mod tests {
         assert!(units.tried_again(140, later(1)).is_empty());
         assert_eq!(units.tried_again(150, later(2)), [UNIT]);
         assert!(units.tried_again(1_000, later(2)).is_empty());
-        assert_eq!(units.tried_again(1_000, later(3)), [UNIT, 2 * UNIT]);
+        assert_eq!(units.tried_again(1_000, later(3)), [2 * UNIT, UNIT], "the others first");
     }
 
     #[test]

@@ -69,7 +69,13 @@ impl PipelineSettings {
     pub fn warn_of_orphans(&self) {
         if let Some(spools) = &self.spools {
             let used = self.plans.iter().filter_map(|plan| plan.spool_dir.as_deref());
-            orphans::warn(spools, &used.collect());
+            let used = used.collect();
+            orphans::warn(spools, &used);
+            // Beside the store, where they are unless its directory is a volume of its own.
+            let in_store = self.store.as_ref().filter(|store| spools.starts_with(&store.directory));
+            if let Some(beside) = in_store.and_then(|store| store.directory.parent()) {
+                orphans::warn(&beside.join("spool"), &used);
+            }
         }
     }
 }

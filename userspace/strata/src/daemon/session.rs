@@ -8,6 +8,7 @@ mod figures;
 mod publishing;
 mod reloading;
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -38,6 +39,7 @@ use crate::{capabilities, second_signal};
 use figures::SlowFigures;
 use strata_agent::engine::{Engine, Options};
 use strata_agent::event_loop::{Due, EventLoop, Next};
+use strata_agent::image_id::ImageId;
 use strata_agent::kernel::introspect::{self, RunTimeStatistics};
 use strata_agent::kernel::loader::{Settings, ThreadsOf};
 use strata_agent::kernel::sideband::Wakeup;
@@ -121,6 +123,9 @@ struct Daemon {
     /// How stacks ended, of all flushes.
     ends: [u64; END_COUNT],
     slow: Slow,
+    /// .NET processes that had a bridge at the last reload, and of which it is not decided yet which events are
+    /// wanted.
+    undecided_events: HashSet<ImageId>,
     _run_time: Option<RunTimeStatistics>,
 }
 
@@ -252,6 +257,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
             figures: SlowFigures::default(),
             described: Described::default(),
         },
+        undecided_events: HashSet::new(),
         _run_time: run_time,
     };
     daemon.tick()?;
@@ -395,6 +401,7 @@ impl Daemon {
         self.status.turned();
         self.look_at_disks();
         self.admit();
+        self.decide_on_events();
         let maps = self.memory.fixed_maps.saturating_add(self.engine.store.segments.bytes());
         let mut workers: Vec<u32> = self.engine.loading.service().child_pids().collect();
         workers.extend(self.flusher.symbolizer.helper_pids());
@@ -455,6 +462,24 @@ impl Daemon {
             };
             self.engine.managed.admit(image, policy);
             self.engine.managed.want_events_of(image, kinds);
+        }
+    }
+
+    /// After a reload: which events are wanted of .NET processes that have a bridge already.
+    fn decide_on_events(&mut self) {
+        for image in std::mem::take(&mut self.undecided_events) {
+            let (processes, configuration) = (&mut self.flusher.processes, &self.configuration);
+            let who = processes.who(&self.engine, configuration, &self.runtimes, image, 0);
+            let Some(who) = who else { continue };
+            if !processes.is_read(image)
+                || processes.awaits_container(&self.engine, &self.runtimes, image)
+            {
+                if self.engine.managed.standing_of(image).is_some() {
+                    self.undecided_events.insert(image);
+                }
+                continue;
+            }
+            self.engine.managed.want_events_of(image, who.identity.types.on);
         }
     }
 

@@ -212,14 +212,17 @@ pub struct Programs {
     broker: Option<Broker>,
 }
 
-/// The CPUs that are present, switched off or not. A virtual machine may have room for hundreds more, each of
-/// which would take hundreds of kilobytes.
+/// CPUs that may be added to a running machine with fewer, and are sampled at once.
+const ADDED: u32 = 32;
+
+/// The CPUs that are present, switched off or not, and some that may be added. A virtual machine may have room
+/// for hundreds more, each of which would take hundreds of kilobytes.
 fn room_for_cpus() -> Result<u32, LoadError> {
     let possible = aya::util::nr_cpus().map_err(|(path, _)| LoadError::Cpus(path.into()))?;
     let possible = u32::try_from(possible).unwrap_or(u32::MAX);
     let present = std::fs::read_to_string("/sys/devices/system/cpu/present");
     let last = present.ok().and_then(|list| last_of(&list));
-    Ok(last.map_or(possible, |last| last.saturating_add(1).min(possible)))
+    Ok(last.map_or(possible, |last| last.saturating_add(1).max(ADDED).min(possible)))
 }
 
 /// The highest number in a list of CPUs such as `0-3,8`.
@@ -384,10 +387,7 @@ impl Programs {
 
     /// Samples a CPU, from [`Self::start_awaited`] on where the broker has to open the event.
     fn start_on(&mut self, cpu: u32) -> Result<(), LoadError> {
-        if cpu >= self.room {
-            if !std::mem::replace(&mut self.is_crowded, true) {
-                tracing::warn!(cpu, "a CPU was added to this machine: restart strata to sample it");
-            }
+        if !self.has_room_for(cpu) {
             return Ok(());
         }
         let frequency = self.settings.frequency;
@@ -422,6 +422,19 @@ impl Programs {
         perf_event::attach(event.as_fd(), sampler.as_fd()).map_err(LoadError::Attach)?;
         self.clocks.push((cpu, event));
         Ok(())
+    }
+
+    /// Whether a CPU can be sampled. One that cannot is reported: the first.
+    pub fn has_room_for(&mut self, cpu: u32) -> bool {
+        let has_room = cpu < self.room;
+        if !has_room && !std::mem::replace(&mut self.is_crowded, true) {
+            tracing::warn!(
+                cpu,
+                "CPUs were added to this machine for which there is no room: nothing on them is sampled \
+                 until strata is started again"
+            );
+        }
+        has_room
     }
 
     /// Samples CPUs whose event has arrived.

@@ -509,12 +509,12 @@ impl CodeMap {
         self.eras.at(time)
     }
 
-    /// All units are to be built again.
-    /// Units that are loaded again, by their addresses.
+    /// Units that are to be built again, by their addresses.
     pub fn touch_units(&mut self, units: impl Iterator<Item = u64>) {
         self.dirty.extend(units.map(|unit| unit >> UNIT_SHIFT));
     }
 
+    /// All units are to be built again.
     pub fn touch_all(&mut self) {
         self.dirty.extend(self.units.keys());
     }
@@ -600,7 +600,7 @@ impl CodeMap {
     /// call.
     pub fn take_dirty(&mut self, most: usize) -> Vec<u64> {
         if self.is_behind {
-            // Tables of the last era are out of date where units were left over: rules cached from
+            // Tables of the last version are out of date where units were left over: rules cached from
             // them must not outlive them.
             self.eras.renew_rules();
         }

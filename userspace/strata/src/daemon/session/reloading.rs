@@ -138,8 +138,7 @@ impl Daemon {
             if policy == BridgePolicy::Off || who.decision.choice.enabled == Some(false) {
                 unwanted.push(image);
             }
-            let kinds = who.identity.types.on;
-            self.engine.managed.want_events_of(image, kinds);
+            self.undecided_events.insert(image);
         }
         self.engine.take_bridges_back(|image| !unwanted.contains(&image));
     }
