@@ -53,16 +53,25 @@ pub struct Requests {
     open: HashSet<Question>,
     /// Requests refused because too many waited.
     dropped: u64,
+    /// Of these, those that have not been reported as unanswered yet.
+    without_room: Vec<Question>,
 }
 
 impl Requests {
     /// Queues a request, unless the same one is pending.
     pub fn ask(&mut self, question: Question) {
+        if self.open.contains(&question) {
+            return;
+        }
         if self.open.len() >= MAX_WAITING {
             self.dropped += 1;
-        } else if self.open.insert(question) {
-            self.waiting.push_back(question);
+            if self.without_room.len() < MAX_WAITING {
+                self.without_room.push(question);
+            }
+            return;
         }
+        self.open.insert(question);
+        self.waiting.push_back(question);
     }
 
     /// How many have not been answered.
@@ -76,7 +85,8 @@ impl Requests {
 
     /// Collects the outcomes of requests, and sends as many as there is room for.
     pub fn advance(&mut self, owner: &mut Owner) -> io::Result<Vec<(Question, Unanswered)>> {
-        let mut unanswered = Vec::new();
+        let without_room = self.without_room.drain(..).map(|question| (question, Unanswered::Lost));
+        let mut unanswered: Vec<_> = without_room.collect();
         if !self.asked.is_empty() {
             let outcomes = owner.outcomes()?;
             while let Some(&(sequence, question)) = self.asked.front() {
@@ -108,7 +118,8 @@ impl Requests {
     /// There will be no answer any more.
     pub fn give_up(&mut self) -> Vec<(Question, Unanswered)> {
         let asked = self.asked.drain(..).map(|(_, question)| question);
-        let open = asked.chain(self.waiting.drain(..)).map(|q| (q, Unanswered::Gone)).collect();
+        let open = asked.chain(self.waiting.drain(..)).chain(self.without_room.drain(..));
+        let open = open.map(|question| (question, Unanswered::Gone)).collect();
         self.open.clear();
         open
     }
@@ -130,7 +141,8 @@ mod tests {
         }
         assert_eq!(requests.open(), MAX_WAITING);
         assert_eq!(requests.dropped(), MAX_WAITING as u64);
-        assert_eq!(requests.give_up().len(), MAX_WAITING);
+        // Those that found no room have no answer either.
+        assert_eq!(requests.give_up().len(), 2 * MAX_WAITING);
         assert_eq!(requests.open(), 0);
     }
 }

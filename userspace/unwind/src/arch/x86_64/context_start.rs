@@ -54,7 +54,8 @@ fn makers<R: ReadAt + ?Sized>(elf: &Elf, source: &R) -> Vec<(u64, u64)> {
         makers.extend(
             symbols
                 .iter()
-                .filter(|symbol| places.contains(&(symbol.st_name.get(LE) as usize)))
+                // They are sorted, and a crafted file has the name at each of its texts.
+                .filter(|symbol| places.binary_search(&(symbol.st_name.get(LE) as usize)).is_ok())
                 .filter(|symbol| symbol.st_shndx.get(LE) != elf::SHN_UNDEF)
                 .map(|symbol| (symbol.st_value.get(LE), symbol.st_size.get(LE)))
                 // A name that many symbols have is a crafted file's.
