@@ -130,10 +130,11 @@ impl Refresher {
                 continue;
             }
             let mut found: HashMap<String, Found> = HashMap::new();
+            let mut is_whole = true;
             for source in &mut self.sources {
-                source.ask(&batch, &mut found, &self.pace).await;
+                is_whole &= source.ask(&batch, &mut found, &self.pace).await;
             }
-            if !self.publish(&batch, found) {
+            if !self.publish(&batch, found, is_whole) {
                 return;
             }
             tokio::time::sleep(self.pace.pause).await;
@@ -144,12 +145,12 @@ impl Refresher {
         self.shared.upgrade().map(|shared| locked(&shared.cache).take())
     }
 
-    fn publish(&self, batch: &[String], mut found: HashMap<String, Found>) -> bool {
+    fn publish(&self, batch: &[String], mut found: HashMap<String, Found>, is_whole: bool) -> bool {
         let Some(shared) = self.shared.upgrade() else { return false };
         let now = Instant::now();
         let mut cache = locked(&shared.cache);
         for id in batch {
-            cache.answer(id, found.remove(id).map(Found::into_metadata), now);
+            cache.answer(id, found.remove(id).map(Found::into_metadata), is_whole, now);
         }
         drop(cache);
         *locked(&shared.sources) =

@@ -17,6 +17,9 @@ pub struct Group {
     /// Paths in hierarchies of version 1 where they are neither `path` nor the root, each once.
     pub other_paths: Vec<String>,
     pub container: Option<String>,
+    /// The outermost container, where that is another one. A container that may make groups of its own (of
+    /// systemd, or another runtime) names them at will.
+    pub outer_container: Option<String>,
     /// The user below whose service manager `container` was found. Only a container of that user
     /// may have it: any process of theirs can make a group with any name.
     pub user: Option<u32>,
@@ -49,6 +52,8 @@ pub fn parse(text: &str) -> Group {
     lines.sort_by_key(|(rank, _)| *rank);
     let container = lines.iter().find_map(|(_, path)| container_in_path(path));
     let (container, user) = container.unzip();
+    let outer = lines.iter().find_map(|(_, path)| outer_container_in_path(path));
+    let outer = outer.filter(|outer| user.flatten().is_none() && Some(*outer) != container);
     // With the driver `cgroupfs` a container has groups in the hierarchies of version 1 only: in the
     // unified one its processes are in that of the runtime's service.
     let is_its = |path: &str| container.is_none() || container_in_path(path).is_some();
@@ -61,6 +66,7 @@ pub fn parse(text: &str) -> Group {
         path: path.to_owned(),
         other_paths: other_paths(&lines, path),
         container: container.map(str::to_owned),
+        outer_container: outer.map(str::to_owned),
         user: user.flatten(),
         unit: first(|path| unit_in_path(path).map(str::to_owned)),
         pod_uid: first(pod_uid_in_path),
@@ -101,6 +107,11 @@ pub fn container_in_path(path: &str) -> Option<(&str, Option<u32>)> {
     let (host, user) = split_at_user(path);
     let of_host = id_in_path(host).map(|id| (id, None));
     of_host.or_else(|| user.and_then(|(uid, below)| Some((id_in_path(below)?, Some(uid)))))
+}
+
+/// The outermost container id that the host vouches for.
+fn outer_container_in_path(path: &str) -> Option<&str> {
+    split_at_user(path).0.split('/').find_map(id_in_part)
 }
 
 /// Splits a path into the part named by the host, and the part below the service manager of a user
@@ -275,6 +286,17 @@ mod tests {
         assert_eq!(group.path, format!("/docker/{ID}"));
         let group = parse("1:name=systemd:/system.slice/nginx.service\n0::/\n");
         assert_eq!(group.unit.as_deref(), Some("nginx.service"));
+    }
+
+    #[test]
+    fn a_container_below_another_has_both_ids() {
+        let outer = "1".repeat(64);
+        let nested = parse(&format!("0::/system.slice/docker-{outer}.scope/docker-{ID}.scope\n"));
+        assert_eq!(nested.container.as_deref(), Some(ID));
+        assert_eq!(nested.outer_container.as_deref(), Some(outer.as_str()));
+        for path in ["/user.slice/user-1000.slice/user@1000.service", "/kubepods/pod1"] {
+            assert_eq!(parse(&format!("0::{path}/docker-{ID}.scope\n")).outer_container, None);
+        }
     }
 
     #[test]
