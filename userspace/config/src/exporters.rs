@@ -1,5 +1,6 @@
 //! The exporters of the configuration.
 
+use std::cmp::Ordering;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -180,7 +181,7 @@ fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> ExporterConfig {
         layers.refuse(&path("spool_age"), &spool_age, message, None);
     }
     let token = credential(layers, name, "token", "token_file");
-    let user = layers.get(&path("user"), None);
+    let user = layers.get::<Option<String>>(&path("user"), None);
     let password = credential(layers, name, "password", "password_file");
     if let (Some(token), Some(_)) = (&token, &password) {
         layers.refuse(
@@ -189,6 +190,12 @@ fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> ExporterConfig {
             "a token and a password: one of them is sent",
             Some("remove one of them"),
         );
+    } else if user.value.is_some() && password.is_none() {
+        let hint = match token {
+            Some(_) => "set password instead of token, or remove user",
+            None => "set password or password_file",
+        };
+        layers.refuse(&path("user"), &user, "a user is sent with a password only", Some(hint));
     }
     let headers = layers.map::<Secret>(&path("headers"));
     let headers = headers.into_iter().filter_map(|(name, value)| Some((name, value.value?)));
@@ -204,7 +211,7 @@ fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> ExporterConfig {
         password,
         tenant: layers.get(&path("tenant"), None),
         headers: headers.collect(),
-        ca_file: layers.get(&path("ca_file"), None),
+        ca_file: layers.get_switchable(&path("ca_file"), None),
         period,
         timeout,
         concurrency,
@@ -232,18 +239,31 @@ fn default_url(kind: Kind, protocol: Protocol, agent_socket: Option<&str>) -> So
     Sourced { value: url.to_owned(), origin: Origin::Default }
 }
 
-/// A secret, or a file with it. One of the two, from the first source that sets it.
+/// A secret, or a file with it: that of the higher layer.
 fn credential(
     layers: &mut Layers<'_>,
     name: &str,
     key: &'static str,
     file_key: &'static str,
 ) -> Option<Sourced<Credential>> {
-    let value = layers.get::<Option<Secret>>(&["exporter", name, key], None);
-    let file = layers.get::<Option<PathBuf>>(&["exporter", name, file_key], None);
+    let (path, file_path) = (["exporter", name, key], ["exporter", name, file_key]);
+    let mut value = layers.get::<Option<Secret>>(&path, None);
+    let mut file = layers.get_switchable::<PathBuf>(&file_path, None);
     if value.value.is_some() && file.value.is_some() {
-        let message = format!("`{key}` and `{file_key}` are both set");
-        layers.refuse(&["exporter", name, key], &value, &message, Some("remove one of them"));
+        match value.origin.rank().cmp(&file.origin.rank()) {
+            Ordering::Equal => {
+                let message = format!("`{key}` and `{file_key}` are both set");
+                layers.refuse(&path, &value, &message, Some("remove one of them"));
+            }
+            Ordering::Greater => {
+                layers.supersede(&file_path, &value.origin);
+                file.value = None;
+            }
+            Ordering::Less => {
+                layers.supersede(&path, &file.origin);
+                value.value = None;
+            }
+        }
     }
     let with = |credential, origin: Origin| Some(Sourced { value: credential, origin });
     match (value.value, file.value) {

@@ -143,7 +143,7 @@ fn host_and_port<'e>(
 
 /// The exporters configured by a target's own variables, for a target that a rule allows its own
 /// destination. Only what goes over the network: a path in its variables is a path in its own file
-/// system, and would be read or written with the daemon's rights.
+/// system, and would be read or written with the daemon's rights. None if any value is refused.
 pub fn own_exporters(
     wishes: &[Wish],
 ) -> (Vec<crate::exporters::ExporterConfig>, Vec<crate::Problem>) {
@@ -160,6 +160,9 @@ pub fn own_exporters(
     exporters.retain(|exporter| {
         matches!(&exporter.url, Some(Sourced { origin: Origin::Variable(_), .. }))
     });
+    if !layers.problems.is_empty() {
+        exporters.clear();
+    }
     (exporters, layers.problems)
 }
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
 
 use crate::origin::{Origin, Sourced};
-use crate::problem::{Problem, excerpt, nearest, position};
-use crate::value::{Raw, Value, Wrong};
+use crate::problem::{Problem, excerpt, excerpt_of_broken, nearest, position};
+use crate::value::{Raw, Switchable, Value, Wrong};
 
 /// The inputs of a configuration.
 #[derive(Clone, Copy, Default)]
@@ -63,6 +63,7 @@ pub(crate) struct Layers<'a> {
     known: Vec<Vec<String>>,
     pub shown: Vec<Shown>,
     pub problems: Vec<Problem>,
+    notices: Vec<String>,
 }
 
 /// The largest file that is read.
@@ -80,6 +81,7 @@ impl<'a> Layers<'a> {
             known: Vec::new(),
             shown: Vec::new(),
             problems: Vec::new(),
+            notices: Vec::new(),
         };
         // The first entry of a key counts, and of flags the last one, as everywhere.
         for flag in inputs.flags.iter().rev() {
@@ -103,6 +105,8 @@ impl<'a> Layers<'a> {
             return;
         }
         let (table, errors) = DeTable::parse_recoverable(self.text);
+        let offsets = errors.iter().map(|error| error.span().map_or(0, |span| span.start));
+        let first = offsets.min().unwrap_or(0);
         for error in errors {
             let offset = error.span().map_or(0, |span| span.start);
             let origin = at(self.text, file, offset);
@@ -114,7 +118,7 @@ impl<'a> Layers<'a> {
             if self.problems.last().is_some_and(|last| line(&last.origin) == line(&origin)) {
                 continue;
             }
-            let shown = excerpt(self.text, offset, false);
+            let shown = excerpt_of_broken(self.text, offset, first);
             self.problem(error.message().to_owned(), origin, Some(shown), None);
         }
         // The rest after an error is unreliable.
@@ -245,6 +249,33 @@ impl<'a> Layers<'a> {
         sourced
     }
 
+    /// The value of a key that can be off.
+    pub fn get_switchable<T: Value>(
+        &mut self,
+        path: &[&str],
+        default: Option<T>,
+    ) -> Sourced<Option<T>> {
+        let Sourced { value: Switchable(value), origin } = self.get(path, Switchable(default));
+        let variable = variable_name(path);
+        let mut variables = self.environment.iter();
+        if value.is_some() && variables.any(|(name, text)| *name == variable && text.is_empty()) {
+            let key = path.join(".");
+            self.notices.push(format!(
+                "{variable} is empty and sets nothing: `{variable}=off` switches {key} off"
+            ));
+        }
+        Sourced { value, origin }
+    }
+
+    /// Shows a key as not set, because another key of a higher layer takes its place.
+    pub fn supersede(&mut self, path: &[&str], by: &Origin) {
+        let key = path.join(".");
+        if let Some(shown) = self.shown.iter_mut().find(|shown| shown.key == key) {
+            shown.value = "\"\"".to_owned();
+            shown.origin = by.clone();
+        }
+    }
+
     /// A table with names chosen by the user.
     pub fn map<T: Value>(&mut self, path: &[&str]) -> Vec<(String, Sourced<Option<T>>)> {
         let names = self.below(path);
@@ -304,7 +335,7 @@ impl<'a> Layers<'a> {
     /// Reports keys that were never read. Unused variables are returned: the environment of a
     /// daemon holds more than what is meant for it.
     pub fn finish(&mut self) -> Vec<String> {
-        let mut notices = Vec::new();
+        let mut notices = std::mem::take(&mut self.notices);
         for entry in std::mem::take(&mut self.entries) {
             if entry.used {
                 continue;

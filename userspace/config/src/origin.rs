@@ -17,6 +17,19 @@ pub enum Origin {
     Flag(String),
 }
 
+impl Origin {
+    /// The precedence of its layer: the highest wins.
+    pub(crate) fn rank(&self) -> u8 {
+        match self {
+            Self::Flag(_) => 4,
+            Self::Variable(name) if name.starts_with("STRATA_") => 3,
+            Self::Variable(_) => 2,
+            Self::File { .. } => 1,
+            Self::Default | Self::Found => 0,
+        }
+    }
+}
+
 impl fmt::Display for Origin {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use toml::de::DeTable;
+
 use crate::origin::Origin;
 
 /// One error. Never holds a secret: lines that may carry one are truncated after the `=`.
@@ -67,6 +69,27 @@ pub(crate) fn excerpt(text: &str, offset: usize, hide: bool) -> String {
         .take(LONGEST)
         .map(|character| if character.is_control() { ' ' } else { character })
         .collect()
+}
+
+/// The line of `text` at `offset`, where the parser has an error; its first one is at `first`. A line
+/// may be the rest of a secret, unless all before it is complete and it starts with a key of the
+/// example.
+pub(crate) fn excerpt_of_broken(text: &str, offset: usize, first: usize) -> String {
+    let before = text.get(..offset).unwrap_or(text);
+    let start = before.rfind('\n').map_or(0, |at| at + 1);
+    let before = text.get(..start).unwrap_or_default();
+    let line = text.get(start..).unwrap_or_default().lines().next().unwrap_or_default();
+    let key = line.split_once('=').and_then(|(keys, _)| keys.rsplit('.').next()).map(str::trim);
+    let mut known = crate::EXAMPLE.lines().filter_map(|line| line.split_once(" = "));
+    let is_known =
+        key.is_none_or(|key| known.any(|(known, _)| known.trim_start_matches('#') == key));
+    // A value that goes on in this line is not closed in the text before it.
+    let is_complete = first >= start && DeTable::parse_recoverable(before).1.is_empty();
+    if is_known && is_complete {
+        excerpt(text, offset, key == Some("url"))
+    } else {
+        "…".to_owned()
+    }
 }
 
 /// Line and column of an offset, from one.

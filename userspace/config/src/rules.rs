@@ -26,7 +26,7 @@ pub struct Conditions {
     pub container: Option<String>,
     /// Labels of the pod.
     pub labels: Vec<(String, String)>,
-    /// The process's own claims: a rule that grants something must not rely on them alone.
+    /// The process's own claims, as is `comm`: a rule that grants something must not rely on them alone.
     pub env: Vec<(String, String)>,
 }
 
@@ -91,7 +91,7 @@ fn rule(layers: &mut Layers<'_>, number: &str) -> Rule {
         comm: condition(layers, "comm"),
         container: condition(layers, "container"),
         labels: texts(layers, &["rule", number, "match", "labels"]),
-        env: texts(layers, &["rule", number, "match", "env"]),
+        env: variables(layers, number),
     };
     let own_destination = layers.get::<Option<bool>>(&path("own_destination"), None);
     if conditions == Conditions::default() {
@@ -134,11 +134,32 @@ fn texts(layers: &mut Layers<'_>, path: &[&str]) -> Vec<(String, String)> {
     map.into_iter().map(|(name, value)| (name, value.value.unwrap_or_default())).collect()
 }
 
+/// Patterns for the values of a process's variables.
+fn variables(layers: &mut Layers<'_>, number: &str) -> Vec<(String, String)> {
+    let names = layers.below(&["rule", number, "match", "env"]);
+    let pattern = |name: String| {
+        let path = ["rule", number, "match", "env", &name];
+        let problems = layers.problems.len();
+        let pattern = layers.get(&path, String::new());
+        if pattern.value.is_empty() && layers.problems.len() == problems {
+            let message = "an empty variable counts as not set, so this never matches";
+            layers.refuse(&path, &pattern, message, Some("for any value: \"*\""));
+        }
+        (name, pattern.value)
+    };
+    names.into_iter().map(pattern).collect()
+}
+
 fn only_claims(conditions: &Conditions) -> bool {
     conditions.exe.is_none() && conditions.container.is_none() && conditions.labels.is_empty()
 }
 
 impl Conditions {
+    /// Whether they may grant something: in a mount namespace of its own a process has any path.
+    fn are_no_claims(&self, facts: &Facts<'_>) -> bool {
+        self.container.is_some() || !self.labels.is_empty() || facts.is_exe_of_host
+    }
+
     pub fn hold(&self, facts: &Facts<'_>) -> bool {
         let one = |pattern: &Option<String>, known: Option<&str>| {
             pattern.as_ref().is_none_or(|pattern| known.is_some_and(|text| matches(pattern, text)))
@@ -189,8 +210,11 @@ pub fn decide(rules: &[Rule], facts: &Facts<'_>) -> Decision {
         decision.bridge = decision.bridge.or(rule.bridge.value);
     }
     let own = rules.iter().filter(|rule| rule.conditions.hold(facts));
-    decision.choice.own_destination =
-        own.filter_map(|rule| rule.own_destination.value).next().unwrap_or(false);
+    let granted = |rule: &Rule| {
+        let is_granted = rule.own_destination.value?;
+        Some(is_granted && rule.conditions.are_no_claims(facts))
+    };
+    decision.choice.own_destination = own.filter_map(granted).next().unwrap_or(false);
     decision
 }
 

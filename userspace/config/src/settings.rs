@@ -143,7 +143,7 @@ pub fn status_socket(inputs: &Inputs<'_>) -> Option<PathBuf> {
 }
 
 fn read_status_socket(layers: &mut Layers<'_>) -> Sourced<Option<PathBuf>> {
-    layers.get(&["metrics", "socket"], Some(PathBuf::from("/run/strata/status.sock")))
+    layers.get_switchable(&["metrics", "socket"], Some(PathBuf::from("/run/strata/status.sock")))
 }
 
 /// With less than this there is no room for tables.
@@ -187,11 +187,7 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
         bridge: layers.get(&["dotnet", "bridge"], BridgePolicy::Attach),
         bridge_age: layers.get(&["dotnet", "age"], Duration::from_secs(10)),
         exception_messages: layers.get(&["dotnet", "exception_messages"], true),
-        services: Services {
-            pool: layers.get(&["services", "pool"], "short-lived".to_owned()),
-            pool_below: layers.get(&["services", "pool_below"], 5),
-            most: layers.get(&["services", "most"], 500),
-        },
+        services: services(layers),
         store: Store {
             enabled: layers.get(&["store", "enabled"], true),
             path: layers.get(&["store", "path"], PathBuf::from("/var/lib/strata/store")),
@@ -200,14 +196,27 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
             timestamps: layers.get(&["store", "timestamps"], false),
         },
         containers: containers(layers),
-        metrics: layers
-            .get(&["metrics", "address"], Some(SocketAddr::from(([127, 0, 0, 1], 9464)))),
+        metrics: layers.get_switchable(
+            &["metrics", "address"],
+            Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
+        ),
         status_socket: read_status_socket(layers),
         log_target,
         log_level: layers.get(&["log", "level"], LogLevel::Info),
         exporters: exporters::read(layers),
         rules: rules::read(layers),
     }
+}
+
+fn services(layers: &mut Layers<'_>) -> Services {
+    let pool = layers.get_switchable(&["services", "pool"], Some("short-lived".to_owned()));
+    let pool_below = layers.get(&["services", "pool_below"], 5);
+    let most = layers.get(&["services", "most"], 500);
+    if most.value == 0 {
+        layers.refuse(&["services", "most"], &most, "at least 1", None);
+    }
+    let pool = Sourced { value: pool.value.unwrap_or_default(), origin: pool.origin };
+    Services { pool, pool_below, most }
 }
 
 fn store_age(layers: &mut Layers<'_>) -> Sourced<Duration> {
@@ -234,7 +243,7 @@ fn containers(layers: &mut Layers<'_>) -> Containers {
     ]);
     let cri = layers.get(&["containers", "cri"], cri);
     let of_account = |file: &str| Some(PathBuf::from(format!("{SERVICE_ACCOUNT}/{file}")));
-    let kubelet = layers.get(&["containers", "kubelet"], None::<String>);
+    let kubelet = layers.get_switchable(&["containers", "kubelet"], None::<String>);
     let is_url = |url: &String| url.starts_with("https://") || url.starts_with("http://");
     if kubelet.value.as_ref().is_some_and(|url| !is_url(url)) {
         let expected = "expected a URL, as in \"https://NODE:10250\"";
@@ -244,8 +253,10 @@ fn containers(layers: &mut Layers<'_>) -> Containers {
         docker,
         cri,
         kubelet,
-        kubelet_token_file: layers.get(&["containers", "kubelet_token_file"], of_account("token")),
-        kubelet_ca_file: layers.get(&["containers", "kubelet_ca_file"], of_account("ca.crt")),
+        kubelet_token_file: layers
+            .get_switchable(&["containers", "kubelet_token_file"], of_account("token")),
+        kubelet_ca_file: layers
+            .get_switchable(&["containers", "kubelet_ca_file"], of_account("ca.crt")),
         kubelet_verify: layers.get(&["containers", "kubelet_verify"], true),
     }
 }

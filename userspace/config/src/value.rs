@@ -173,6 +173,24 @@ impl<T: Value> Value for Option<T> {
     }
 }
 
+/// A value that `""` switches off. An empty variable sets nothing, so variables and flags have `off`.
+pub(crate) struct Switchable<T>(pub Option<T>);
+
+impl<T: Value> Value for Switchable<T> {
+    const SECRET: bool = T::SECRET;
+
+    fn read(raw: &Raw) -> Read<Self> {
+        match raw {
+            Raw::Words(text) if text == "off" => Ok(Self(None)),
+            _ => Option::<T>::read(raw).map(Self),
+        }
+    }
+
+    fn show(&self) -> String {
+        self.0.show()
+    }
+}
+
 impl Value for Vec<String> {
     fn read(raw: &Raw) -> Read<Self> {
         match raw.items() {

@@ -347,6 +347,8 @@ fn a_file_that_is_no_toml_is_shown_where_it_breaks() {
     let text = only_problem("[sampling]\nfrequency = = 1\n");
     assert!(text.starts_with("strata.toml:2:13: "), "{text}");
     assert!(text.contains("2 | frequency = = 1"), "{text}");
+    assert!(only_problem("sampling.frequency = 1x\n").contains("1 | sampling.frequency = 1x"));
+    assert!(only_problem("[sampling\n").contains("1 | [sampling"));
 }
 
 #[test]
@@ -369,6 +371,13 @@ fn no_problem_shows_a_secret() {
         "[exporter.pyroscope]\ntoken = \"hunter2\"\ntoken_file = \"/x\"\n",
         "exporter.pyroscope = { period = 3, token = \"hunter2\" }\n",
         "[exporter.pyroscope]\ntoken = \"\"\"a\nhunter2\"\"\" x\n",
+        // Pasted in two lines, in an array, without quotes, without a key, below a wrong key.
+        "[exporter.pyroscope]\ntoken = \"c2Vj\nhunter2==\"\n",
+        "[exporter.pyroscope]\ntoken = [\n \"hunter2=\" \"x\"\n",
+        "[exporter.pyroscope]\ntoken =\nhunter2==\n",
+        "[exporter.pyroscope]\nhunter2==\n",
+        "[exporter.pyroscope]\npasswd = hunter2\n",
+        "exporter.pyroscope.url = http://me:hunter2@host\n",
     ] {
         let problems = with(text, &[], &[]).expect_err(text);
         let shown = format!(
@@ -432,8 +441,127 @@ fn a_rule_without_conditions_is_refused_and_so_is_trust_in_claims() {
         only_problem("[[rule]]\nenable = false\n")
             .contains("a rule says which processes it is for")
     );
-    let text = only_problem("[[rule]]\nmatch = { env = { A = \"b\" } }\nown_destination = true\n");
-    assert!(text.contains("any process can set a variable"), "{text}");
+    let granted =
+        |condition: &str| format!("[[rule]]\nmatch = {{ {condition} }}\nown_destination = true\n");
+    for claims in ["env = { A = \"b\" }", "comm = \"b\""] {
+        let text = only_problem(&granted(claims));
+        assert!(text.contains("own_destination: any process can set a variable"), "{text}");
+        assert!(text.ends_with("-> match on exe, container or labels as well"), "{text}");
+    }
+    for condition in ["container = \"web\"", "exe = \"/b\", labels = { app = \"web\" }"] {
+        assert_eq!(file(&granted(condition)).configuration.rules.len(), 1, "{condition}");
+    }
+    // A path is the host's only in the host's mount namespace.
+    let rules = file(&granted("exe = \"/b\"")).configuration.rules;
+    for is_exe_of_host in [false, true] {
+        let facts = Facts { exe: Some("/b"), is_exe_of_host, ..Facts::default() };
+        assert_eq!(decide(&rules, &facts).choice.own_destination, is_exe_of_host);
+    }
+}
+
+#[test]
+fn a_rule_on_an_empty_variable_never_matches_and_is_refused() {
+    let text = only_problem("[[rule]]\nmatch = { env = { A = \"\" } }\n");
+    assert!(text.starts_with("strata.toml:2:19: rule.1.match.env.A: an empty variable"), "{text}");
+    assert!(text.ends_with("-> for any value: \"*\""), "{text}");
+    let text = only_problem("[[rule]]\nmatch = { env = { A = 1 } }\n");
+    assert!(text.contains("rule.1.match.env.A: expected text"), "{text}");
+    // A pod's label may be empty.
+    file("[[rule]]\nmatch = { labels = { a = \"\" } }\n");
+}
+
+#[test]
+fn a_host_has_at_least_one_service() {
+    assert!(only_problem("[services]\nmost = 0\n").contains("services.most: at least 1"));
+}
+
+#[test]
+fn a_user_needs_a_password() {
+    let text = |lines: &str| format!("[exporter.pyroscope]\nuser = \"me\"\n{lines}\n");
+    let alone = only_problem(&text(""));
+    assert!(alone.contains("user: a user is sent with a password only"), "{alone}");
+    assert!(alone.ends_with("-> set password or password_file"), "{alone}");
+    let beside = only_problem(&text("token = \"hunter2\""));
+    assert!(beside.ends_with("-> set password instead of token, or remove user"), "{beside}");
+    for password in ["password = \"hunter2\"", "password_file = \"/p\""] {
+        let exporters = file(&text(password)).configuration.exporters;
+        assert!(exporters.iter().all(|exporter| exporter.password.is_some()), "{password}");
+    }
+}
+
+#[test]
+fn a_variable_switches_off_by_its_word_and_sets_nothing_when_it_is_empty() {
+    let keys = [
+        ("metrics.address", "STRATA_METRICS_ADDRESS"),
+        ("metrics.socket", "STRATA_METRICS_SOCKET"),
+        ("services.pool", "STRATA_SERVICES_POOL"),
+        ("containers.kubelet_ca_file", "STRATA_CONTAINERS_KUBELET_CA_FILE"),
+    ];
+    for (key, variable) in keys {
+        let off = environment(&[(variable, "off")]);
+        let line = format!("{key} = \"\"  # variable {variable}\n");
+        assert!(off.show().contains(&line) && off.notices.is_empty(), "{}", off.show());
+        let flag = with("", &[], &[("--set", key, "off")]).expect("right");
+        assert!(flag.show().contains(&format!("{key} = \"\"  # flag --set\n")), "{key}");
+        let empty = environment(&[(variable, "")]);
+        assert_eq!(empty.configuration, environment(&[]).configuration);
+        let notice =
+            format!("{variable} is empty and sets nothing: `{variable}=off` switches {key} off");
+        assert_eq!(empty.notices, [notice]);
+    }
+    let off = [("STRATA_METRICS_ADDRESS", "off"), ("STRATA_CONTAINERS_KUBELET", "off")];
+    let text = "[containers]\nkubelet = \"https://n:10250\"\n";
+    let configuration = with(text, &off, &[]).expect("right").configuration;
+    assert_eq!((configuration.metrics.value, configuration.containers.kubelet.value), (None, None));
+    // A word of its own.
+    let text = "[[rule]]\nmatch = { exe = \"*\" }\nbridge = \"attach\"\nservice = \"a\"\n";
+    let off = [("STRATA_RULE_1_BRIDGE", "off"), ("STRATA_RULE_1_SERVICE", "off")];
+    let rules = with(text, &off, &[]).expect("right").configuration.rules;
+    let rule = rules.first().expect("a rule");
+    assert_eq!(rule.bridge.value, Some(BridgePolicy::Off));
+    assert_eq!(rule.service.value.as_deref(), Some("off"));
+    // Not an environment in which an optional variable is empty.
+    assert!(
+        environment(&[("STRATA_HOST", ""), ("STRATA_CONTAINERS_KUBELET", "")]).notices.is_empty()
+    );
+}
+
+#[test]
+fn headers_of_the_file_have_variables() {
+    let text = "[exporter.pyroscope]\n[exporter.pyroscope.headers]\nX-Team = \"file\"\n";
+    let variable = [("STRATA_EXPORTER_PYROSCOPE_HEADERS_X_TEAM", "variable")];
+    let exporters = with(text, &variable, &[]).expect("right").configuration.exporters;
+    let headers = exporters.first().map(|exporter| exporter.headers.as_slice());
+    let Some([(name, value)]) = headers else { panic!("one header") };
+    assert_eq!((name.as_str(), value.reveal()), ("X-Team", "variable"));
+}
+
+#[test]
+fn of_a_credential_and_its_file_the_higher_layer_wins() {
+    let value = ("STRATA_EXPORTER_PYROSCOPE_TOKEN", "hunter2");
+    let path = ("STRATA_EXPORTER_PYROSCOPE_TOKEN_FILE", "/variable");
+    let agents = ("PYROSCOPE_AUTH_TOKEN", "hunter2");
+    let secret = || Credential::Value(strata_config::Secret::new("hunter2"));
+    for (line, variables, expected, shown) in [
+        ("token_file = \"/file\"", &[value][..], secret(), "token_file = \"\"  # variable"),
+        ("token_file = \"/file\"", &[agents], secret(), "token_file = \"\"  # variable"),
+        ("token = \"file\"", &[path], Credential::File("/variable".into()), "token = \"\"  # var"),
+        ("", &[path, agents], Credential::File("/variable".into()), "token = \"\"  # variable"),
+        (
+            "token_file = \"/file\"\ntoken = \"hunter2\"",
+            &[("STRATA_EXPORTER_PYROSCOPE_TOKEN_FILE", "off")],
+            secret(),
+            "token = ***  # strata.toml:3",
+        ),
+    ] {
+        let text = format!("[exporter.pyroscope]\n{line}\n");
+        let loaded = with(&text, variables, &[]).expect("right");
+        let exporter = loaded.configuration.exporters.first().expect("an exporter");
+        assert_eq!(exporter.token.as_ref().map(|token| &token.value), Some(&expected), "{line}");
+        assert!(loaded.show().contains(&format!("pyroscope.{shown}")), "{}", loaded.show());
+    }
+    let problems = with("[exporter.pyroscope]\n", &[value, path], &[]).expect_err("both are set");
+    assert!(problems.iter().all(|problem| problem.message.contains("are both set")));
 }
 
 #[test]
@@ -449,6 +577,19 @@ fn a_targets_own_destination_is_on_the_network_and_no_file_of_the_host() {
     assert_eq!(exporter.name, "otlp");
     assert_eq!(exporter.ca_file.value, None);
     assert_eq!(exporter.token, None);
+}
+
+#[test]
+fn a_target_with_a_value_that_the_host_would_refuse_has_no_destination() {
+    let wish = |variable, value: &str| Wish { variable, value: value.to_owned() };
+    for refused in [
+        wish("PYROSCOPE_PROFILING_UPLOAD_PERIOD", "99999999"),
+        wish("PYROSCOPE_BASIC_AUTH_USER", "me"),
+    ] {
+        let url = wish("PYROSCOPE_SERVER_ADDRESS", "http://own:4040");
+        let (exporters, problems) = own_exporters(&[url, refused]);
+        assert!(exporters.is_empty() && problems.len() == 1, "{exporters:?} {problems:?}");
+    }
 }
 
 #[test]

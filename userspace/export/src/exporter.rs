@@ -34,7 +34,8 @@ pub struct Exporter {
     pub labels: Vec<String>,
     /// Whether labels that a process's own variables set are sent besides.
     pub target_labels: bool,
-    /// Values that a label may have in an hour; the others are sent as `other`.
+    /// Values that a label, or a fact that processes set, may have in an hour; further ones are sent
+    /// as `other`.
     pub label_values: usize,
     /// Whether samples are sent with the times that were kept of them.
     pub timestamps: bool,

@@ -1,8 +1,10 @@
-//! Bounds the values of a label per exporter: each is a series or an index entry of the server, so
-//! values beyond the limit are sent as [`OTHER`].
+//! Bounds the values of a label, or of a fact that processes set, per exporter: each is a series or
+//! an index entry of the server, so values beyond the limit are sent as [`OTHER`].
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
+
+use crate::origin::CLAIMABLE;
 
 /// The value that replaces those over the limit.
 pub const OTHER: &str = "other";
@@ -44,7 +46,8 @@ impl LabelValues {
         value.hash(&mut hasher);
         let hash = hasher.finish();
         if !self.seen.contains_key(name) {
-            if self.seen.len() >= MOST_NAMES {
+            // However many names the labels of processes have, facts have room.
+            if self.seen.len() >= MOST_NAMES && !CLAIMABLE.contains(&name) {
                 return false;
             }
             self.seen.insert(name.to_owned(), HashSet::new());
@@ -75,5 +78,13 @@ mod tests {
         assert!(values.admit("other", "c"));
         values.forget();
         assert!(values.admit("team", "c"));
+    }
+
+    #[test]
+    fn labels_with_endless_names_leave_room_for_the_version() {
+        let mut values = LabelValues::new(2);
+        let labels = (0..2 * MOST_NAMES).filter(|name| values.admit(&name.to_string(), "a"));
+        assert_eq!(labels.count(), MOST_NAMES);
+        assert!(values.admit("version", "1"));
     }
 }

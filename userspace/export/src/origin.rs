@@ -43,7 +43,12 @@ pub struct Origin {
     pub labels: Vec<(String, String)>,
     /// The names of those that the process's own variables set.
     pub target_labels: Vec<String>,
+    /// Those of [`CLAIMABLE`] that the process itself set.
+    pub claimed_facts: Vec<String>,
 }
+
+/// Facts that a process may set: the number of their values is limited as that of its labels is.
+pub const CLAIMABLE: [&str; 4] = ["env", "version", "git_repository", "git_commit"];
 
 impl Origin {
     /// The origin of a profile of several processes that differ in pid and runtime id only. Its runtime
@@ -283,7 +288,10 @@ pub fn datadog_tags(origin: &Origin, limits: &LabelLimits, cuts: &mut Cuts) -> V
             continue;
         }
         let (name, is_short) = bounded(name, limits.name_bytes);
-        if tags.len() >= limits.count || tags.iter().any(|(other, _)| *other == name) {
+        // Datadog makes the names of tags lower case.
+        if tags.len() >= limits.count
+            || tags.iter().any(|(other, _)| other.eq_ignore_ascii_case(&name))
+        {
             cuts.dropped_labels = cuts.dropped_labels.saturating_add(1);
             continue;
         }
@@ -349,7 +357,9 @@ fn count_short(cuts: &mut Cuts, are_short: [bool; 2]) {
 
 #[cfg(test)]
 mod tests {
-    use super::{LabelLimits, Language, Origin, datadog_tags, otlp_attributes, pyroscope_labels};
+    use super::{
+        FACTS, LabelLimits, Language, Origin, datadog_tags, otlp_attributes, pyroscope_labels,
+    };
     use crate::limits::Cuts;
 
     const LIMITS: LabelLimits = LabelLimits { count: 30, name_bytes: 1024, value_bytes: 2048 };
@@ -463,6 +473,33 @@ mod tests {
         assert!(tags.contains(&"runtime-id:a-b".to_owned()));
         assert!(tags.contains(&"process_id:7".to_owned()));
         assert!(tags.iter().all(|tag| !tag.contains(',')));
+    }
+
+    #[test]
+    fn a_tag_never_replaces_a_fact_by_another_case_of_its_name() {
+        let mut origin = shop();
+        origin.namespace = "shop".to_owned();
+        origin.labels = vec![("KUBE_NAMESPACE".to_owned(), "other".to_owned())];
+        let mut cuts = Cuts::default();
+        let mut tags = datadog_tags(&origin, &LIMITS, &mut cuts);
+        tags.retain(|tag| tag.to_ascii_lowercase().starts_with("kube_namespace"));
+        assert_eq!((tags, cuts.dropped_labels), (vec!["kube_namespace:shop".to_owned()], 1));
+    }
+
+    #[test]
+    fn a_process_cannot_set_a_label_with_the_name_of_a_fact_of_its_host() {
+        use strata_metadata::identity::is_reserved;
+        for fact in FACTS {
+            // A process may set these: they are of its build.
+            if ["git_repository", "git_commit"].contains(&fact.own) {
+                continue;
+            }
+            for name in [fact.pyroscope, fact.datadog, fact.otlp] {
+                let is_field = ["service.name", "deployment.environment.name", "service.version"];
+                let is_dropped = name.is_empty() || is_field.contains(&name) || is_reserved(name);
+                assert!(is_dropped, "{name} is not reserved");
+            }
+        }
     }
 
     #[test]

@@ -53,7 +53,9 @@ fn switches() -> String {
          on; `all = true` leaves each type as it is. `auto` for `all` switches profiling on once \
          the process is {} seconds old. If both families set a type, the narrower value wins: \
          off before `auto` before on. A rule that selects types or switches a process off \
-         precedes all variables; a rule that only switches it on precedes the row `all`.\n",
+         precedes all variables; a rule that only switches it on precedes the row `all`.\n\nA host \
+         samples `cpu`, and the other types where `types` names them in `[sampling]` or in a rule, by \
+         the configuration that strata was started with: elsewhere `true` has no effect on them.\n",
         AUTO_AGE.as_secs()
     );
     out
@@ -83,7 +85,13 @@ fn bounds() -> String {
          `target_labels = false`, the labels that a process sets itself (`PYROSCOPE_LABELS`, \
          `DD_TAGS`, `OTEL_RESOURCE_ATTRIBUTES`). Each such label, and each label of samples, has at \
          most `label_values` distinct values an hour (100 for Pyroscope, else 1,000); further values \
-         become `other` and are counted (`strata_label_values_other_total`).\n\nShort-lived \
+         become `other` and are counted (`strata_label_values_other_total`). The same limit holds \
+         for each of env, version, repository and commit where the process sets it by a variable or \
+         `SetApplicationInfo`; values from rules, container labels and Kubernetes are sent \
+         unchanged.\n\nThe repository and commit of a build are the labels `git.repository_url` \
+         (or `service_repository`) and `git.commit.sha` (or `service_git_ref`), else the variables \
+         `DD_GIT_REPOSITORY_URL` and `DD_GIT_COMMIT_SHA`. User and password are removed from the \
+         URL of a repository, also from the label `vcs.repository.url.full`.\n\nShort-lived \
          commands: a process identified only by its executable's name belongs to the service \
          `short-lived` (`services.pool`) until that name has five samples in an hour \
          (`services.pool_below`); where waits are sampled, five seconds that its threads have waited \
@@ -95,7 +103,7 @@ fn bounds() -> String {
          them.\n\nProcesses that start and end between two flushes and have the same identity, \
          executable and labels share one profile, without a pid and with a runtime id of their own in \
          common; the samples in the local store keep their pids.\n\nReserved label names, set only by strata and its rules: those that start with \
-         `__`, and {}.\n",
+         `__`, and {} (compared without case; `.`, `-` and `/` equal `_`).\n",
         Limits::NAME,
         Limits::LABELS,
         Limits::LABEL_NAME,

@@ -21,6 +21,8 @@ pub struct Facts<'a> {
     pub pod: Option<&'a Pod>,
     /// Target of `/proc/PID/exe`.
     pub exe: Option<&'a str>,
+    /// The process is in the host's mount namespace, where only root decides which file has a path.
+    pub is_exe_of_host: bool,
     /// The name of the link that it was started by, where that is another one.
     pub called: Option<&'a str>,
     pub comm: &'a str,

@@ -67,29 +67,53 @@ pub struct Refused {
     pub environment: usize,
 }
 
-/// Labels that strata or its exporters set. A target that sets one could impersonate another.
+/// Labels that strata or its exporters set, by each backend's name of them. A target that sets one
+/// could impersonate another.
 pub const RESERVED: &[&str] = &[
     "container",
     "container_id",
     "container_image",
     "container_name",
+    "executable",
+    "executable_name",
     "host",
+    "host.arch",
     "host.name",
     "hostname",
+    "k8s.namespace.name",
+    "k8s.node.name",
+    "k8s.pod.name",
+    "kube_namespace",
+    "kube_node",
     "language",
     "namespace",
+    "node",
+    "number_of_cpu_cores",
     "pid",
     "pod",
+    "pod_name",
+    "process.executable.name",
+    "process.executable.path",
+    "process.pid",
+    "process.runtime.name",
+    "process.runtime.version",
+    "process_architecture",
     "process_id",
     "profile_seq",
     "profiler_version",
     "pyroscope_spy",
     "runtime-id",
     "runtime_id",
+    "runtime_version",
+    "service.instance.id",
     "span_id",
     "systemd_unit",
     "trace_id",
 ];
+
+/// Labels with the URL of a repository, by each backend's name.
+const REPOSITORIES: &[&str] =
+    &["git.repository_url", "service_repository", "vcs.repository.url.full"];
 
 #[derive(Debug, PartialEq, Eq)]
 enum Field {
@@ -143,6 +167,9 @@ impl Claims {
                 Some(name) if source != Source::Rule && is_reserved(&name) => {
                     self.refused.reserved = self.refused.reserved.saturating_add(1);
                 }
+                Some(name) if REPOSITORIES.iter().any(|known| is_same(known, &name)) => {
+                    self.add(Field::Label(name), source, text::without_userinfo(value));
+                }
                 Some(name) => self.add(Field::Label(name), source, value),
             },
         }
@@ -185,16 +212,19 @@ impl Claims {
     }
 }
 
-/// A server treats `runtime.id` and `runtime-id` as one name, so they compare equal.
-fn is_reserved(name: &str) -> bool {
+/// Whether a label of this name is dropped unless a rule or the host sets it.
+pub fn is_reserved(name: &str) -> bool {
+    let fields = ["service_name", "service", "env", "version"];
+    name.starts_with("__") || RESERVED.iter().chain(&fields).any(|reserved| is_same(reserved, name))
+}
+
+/// A server treats `runtime.id` and `Runtime-ID` as one name, so they compare equal.
+fn is_same(one: &str, other: &str) -> bool {
     let plain = |byte: u8| match byte {
         b'.' | b'-' | b'/' => b'_',
         byte => byte.to_ascii_lowercase(),
     };
-    let same = |own: &&str| own.bytes().map(plain).eq(name.bytes().map(plain));
-    name.starts_with("__")
-        || RESERVED.iter().any(same)
-        || ["service_name", "service", "env", "version"].iter().any(same)
+    one.bytes().map(plain).eq(other.bytes().map(plain))
 }
 
 /// Resolves a process's identity. `defaults` are the types sampled without any setting.

@@ -98,6 +98,11 @@ impl Source {
         }
     }
 
+    /// Whether the process itself sets it, by a variable or `SetApplicationInfo`.
+    pub fn is_claim(self) -> bool {
+        matches!(self.step(), Step::Application | Step::Environment)
+    }
+
     /// As `strata status` shows it.
     pub fn name(self) -> &'static str {
         match self {

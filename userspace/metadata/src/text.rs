@@ -1,6 +1,8 @@
 //! Bounds on text from a target: lengths, counts, characters; and the three ways of writing lists
 //! of labels.
 
+use std::borrow::Cow;
+
 use crate::control_group::hex;
 
 /// Bounds on an identity. The smallest limits that known servers have, with room for the labels
@@ -58,6 +60,14 @@ pub fn label_name(text: &str) -> Option<String> {
         text.chars().map(|character| if keep(character) { character } else { '_' }).collect();
     let first = name.bytes().next()?;
     Some(if first.is_ascii_alphabetic() || first == b'_' { name } else { format!("_{name}") })
+}
+
+/// A URL without user and password, which are often a token; other text as it is.
+pub fn without_userinfo(url: &str) -> Cow<'_, str> {
+    let Some((scheme, rest)) = url.split_once("://") else { return Cow::Borrowed(url) };
+    let authority = rest.split('/').next().unwrap_or_default();
+    let host = authority.rfind('@').and_then(|at| rest.get(at + 1..));
+    host.map_or(Cow::Borrowed(url), |host| Cow::Owned(format!("{scheme}://{host}")))
 }
 
 /// How a list of labels is written.
@@ -120,6 +130,20 @@ fn percent_decode(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_url_loses_its_user_and_password_only() {
+        for (url, expected) in [
+            ("https://ci-token:gl@cbt-1@host/a/b.git", "https://host/a/b.git"),
+            ("https://ghs_1@host:8443", "https://host:8443"),
+            ("ssh://git@host/a@b", "ssh://host/a@b"),
+            ("https://host/a@b?c=d@e", "https://host/a@b?c=d@e"),
+            ("git@host:a/b.git", "git@host:a/b.git"),
+            ("://@", "://"),
+        ] {
+            assert_eq!(without_userinfo(url), expected);
+        }
+    }
 
     fn owned(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()

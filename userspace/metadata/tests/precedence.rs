@@ -77,6 +77,7 @@ impl World {
             container: self.container.as_ref(),
             pod: self.pod.as_ref(),
             exe: self.exe,
+            is_exe_of_host: false,
             called: self.called,
             comm: self.comm,
         };
@@ -261,6 +262,37 @@ fn the_host_says_where_a_process_runs_and_the_target_cannot() {
     assert_eq!(label("systemd_unit"), Some("web.service"));
     assert_eq!(label("fine"), Some("yes"));
     assert_eq!(who.refused.reserved, 4);
+}
+
+#[test]
+fn a_process_cannot_place_itself_by_the_backends_names() {
+    let world = World {
+        choice: Choice { labels: pairs(&[("kube_node", "of-rule")]), ..Choice::default() },
+        environment: vec![
+            "DD_TAGS=pod_name:a,Kube_Namespace:b,kube_node:c,process_id:1",
+            "OTEL_RESOURCE_ATTRIBUTES=k8s.pod.name=a,container.id=b,service.instance.id=c,k8s=d",
+        ],
+        ..World::default()
+    };
+    let who = world.who();
+    let labels: Vec<_> =
+        who.labels.iter().map(|label| (label.name.as_str(), label.value.as_str())).collect();
+    assert_eq!(labels, [("k8s", "d"), ("kube_node", "of-rule")]);
+    assert_eq!(who.refused.reserved, 7);
+}
+
+#[test]
+fn labels_with_a_repository_lose_user_and_password() {
+    let world = World {
+        environment: vec![
+            "DD_TAGS=Git.Repository_URL:https://ci:secret@host/x,other:a://b@c",
+            "OTEL_RESOURCE_ATTRIBUTES=vcs.repository.url.full=https://secret%40@host/x",
+        ],
+        ..World::default()
+    };
+    let labels = world.who().labels;
+    let values: Vec<&str> = labels.iter().map(|label| label.value.as_str()).collect();
+    assert_eq!(values, ["https://host/x", "a://b@c", "https://host/x"]);
 }
 
 #[test]

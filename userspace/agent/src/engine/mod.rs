@@ -403,6 +403,11 @@ impl Engine {
         }
     }
 
+    /// The kinds that were chosen at the start.
+    pub fn sampled_kinds(&self) -> Kinds {
+        self.sampling.kinds
+    }
+
     /// Processes that were left out are sampled again.
     pub fn take_all_in(&mut self) {
         self.passes.send_all();

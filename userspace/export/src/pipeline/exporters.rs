@@ -18,7 +18,7 @@ use crate::disks::{FLUSH, PATIENCE};
 use crate::exporter::{self, Exporter, Output};
 use crate::label_values::{LabelValues, OTHER};
 use crate::limits::Cuts;
-use crate::origin::Origin;
+use crate::origin::{CLAIMABLE, Origin};
 use crate::orphans::OF_TARGETS;
 use crate::{EncoderState, Outgoing, Queues, StartError};
 
@@ -557,11 +557,19 @@ impl Exporters {
     }
 }
 
-/// Labels that a process set for itself have so many values; how many are `other` now.
+/// Limits the number of values that labels and facts set by processes have. Returns how many of this
+/// origin become `other`.
 fn bound(origin: &mut Origin, values: &mut LabelValues) -> u64 {
-    let Origin { labels, target_labels, .. } = origin;
+    let Origin { env, version, git_repository, git_commit, .. } = origin;
+    let facts = CLAIMABLE.into_iter().zip([env, version, git_repository, git_commit]);
+    let claimed = &origin.claimed_facts;
+    let facts = facts
+        .filter(|(name, value)| !value.is_empty() && claimed.iter().any(|known| known == name));
+    let target_labels = &origin.target_labels;
+    let labels = origin.labels.iter_mut().filter(|(name, _)| target_labels.contains(name));
+    let labels = labels.map(|(name, value)| (name.as_str(), value));
     let mut others = 0;
-    for (name, value) in labels.iter_mut().filter(|(name, _)| target_labels.contains(name)) {
+    for (name, value) in facts.chain(labels) {
         if !values.admit(name, value) {
             OTHER.clone_into(value);
             others += 1;
@@ -643,6 +651,34 @@ mod tests {
         assert_eq!((take(&mut sending), take(&mut sending)), (0, 0));
         assert!(take(&mut sending) > 0, "three have no room");
         assert!(sending.waiting_bytes() <= 250_000);
+    }
+
+    #[test]
+    fn facts_that_a_process_sets_have_a_number_of_values_and_those_of_a_rule_have_any() {
+        let mut values = LabelValues::new(2);
+        let claimed: Vec<String> = CLAIMABLE.map(str::to_owned).into();
+        let mut bounded = |value: &str, claimed_facts: &[String]| {
+            let mut origin = Origin {
+                env: "prod".to_owned(),
+                version: value.to_owned(),
+                git_commit: value.to_owned(),
+                labels: vec![("team".to_owned(), value.to_owned())],
+                claimed_facts: claimed_facts.to_vec(),
+                ..Origin::default()
+            };
+            let others = bound(&mut origin, &mut values);
+            assert_eq!((origin.env.as_str(), origin.git_repository.as_str()), ("prod", ""));
+            assert_eq!(origin.labels[0].1, value, "it is a rule's");
+            (origin.version, origin.git_commit, others)
+        };
+        let same = |value: &str, others| (value.to_owned(), value.to_owned(), others);
+        assert_eq!(bounded("1", &claimed), same("1", 0));
+        assert_eq!(bounded("2", &claimed), same("2", 0));
+        assert_eq!(bounded("3", &claimed), same(OTHER, 2));
+        assert_eq!(bounded("1", &claimed), same("1", 0));
+        assert_eq!(bounded("3", &[]), same("3", 0));
+        let version_only = [claimed[1].clone()];
+        assert_eq!(bounded("4", &version_only), (OTHER.to_owned(), "4".to_owned(), 1));
     }
 
     fn wishes(token: usize) -> [Wish; 2] {

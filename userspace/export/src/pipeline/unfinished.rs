@@ -164,6 +164,8 @@ struct StoredProfile {
     labels: Vec<String>,
     #[prost(string, repeated, tag = "7")]
     target_labels: Vec<String>,
+    #[prost(string, repeated, tag = "8")]
+    claimed_facts: Vec<String>,
 }
 
 /// The texts of an origin.
@@ -198,6 +200,7 @@ impl StoredProfile {
             language: origin.language.name().to_owned(),
             labels: origin.labels.into_iter().flat_map(|(name, value)| [name, value]).collect(),
             target_labels: origin.target_labels,
+            claimed_facts: origin.claimed_facts,
         }
     }
 
@@ -208,6 +211,7 @@ impl StoredProfile {
             cores: self.cores,
             language: Language::from_name(&self.language),
             target_labels: self.target_labels,
+            claimed_facts: self.claimed_facts,
             ..Origin::default()
         };
         for (place, text) in texts(&mut origin).into_iter().zip(self.texts) {
@@ -246,6 +250,7 @@ mod tests {
             language: Language::Go,
             labels: vec![("team".to_owned(), "a".to_owned())],
             target_labels: vec!["team".to_owned()],
+            claimed_facts: vec!["env".to_owned()],
             ..Origin::default()
         };
         let outgoing = Outgoing { profile: Arc::new(builder.finish()), origin: Arc::new(origin) };

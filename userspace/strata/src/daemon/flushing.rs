@@ -305,11 +305,11 @@ impl Flusher {
             self.tally.unattributed += group.samples(sampled);
             return None;
         };
-        self.publish_kinds(engine, image, &who);
+        self.publish_kinds(engine, containers, image, &who);
         let kinds = wanted_kinds(engine, image, &who);
         self.tally.left_out += group.samples(sampled) - group.samples(kinds);
         if sampled.and(kinds).is_empty() {
-            self.leave_out(engine, image, &who);
+            self.leave_out(engine, containers, image, &who);
             return None;
         }
         let frequencies = engine.rates.all_of(image);
@@ -383,25 +383,39 @@ impl Flusher {
     }
 
     /// A process without enabled kinds is not sampled any more, unless another runtime in it is.
-    fn leave_out(&self, engine: &mut Engine, image: ImageId, who: &ResolvedProcess) {
+    fn leave_out(
+        &self,
+        engine: &mut Engine,
+        containers: &dyn Containers,
+        image: ImageId,
+        who: &ResolvedProcess,
+    ) {
         // `auto` may mean later.
         let for_good = who.decision.choice.enabled == Some(false);
         // Samples of the program before may be flushed when its process runs another one.
-        let pid = engine.pid_of(image).filter(|_| for_good && self.is_decided(engine, image));
-        if let Some(pid) = pid {
+        let is_decided = for_good && self.is_decided(engine, containers, image);
+        if let Some(pid) = engine.pid_of(image).filter(|_| is_decided) {
             engine.leave_out(pid);
         }
     }
 
     /// Whether what is known of a process decides for all of it.
-    fn is_decided(&self, engine: &Engine, image: ImageId) -> bool {
+    fn is_decided(&self, engine: &Engine, containers: &dyn Containers, image: ImageId) -> bool {
         let is_only = engine.managed.domains_of(image).is_none_or(|domains| domains.len() < 2);
-        is_only && self.processes.is_read(image)
+        is_only
+            && self.processes.is_read(image)
+            && !self.processes.awaits_container(engine, containers, image)
     }
 
     /// Which elapsed time of a process is worth its cost. Its age has no say: it grows.
-    fn publish_kinds(&self, engine: &mut Engine, image: ImageId, who: &ResolvedProcess) {
-        let is_decided = self.is_decided(engine, image);
+    fn publish_kinds(
+        &self,
+        engine: &mut Engine,
+        containers: &dyn Containers,
+        image: ImageId,
+        who: &ResolvedProcess,
+    ) {
+        let is_decided = self.is_decided(engine, containers, image);
         engine
             .set_wanted_kinds(image, if is_decided { who.identity.types.on } else { Kinds::all() });
     }
@@ -422,7 +436,7 @@ impl Flusher {
         for &image in next.iter().take(MOST_REVIEWED) {
             self.reviewed = image;
             if let Some(who) = self.processes.who(engine, configuration, containers, image, 0) {
-                self.publish_kinds(engine, image, &who);
+                self.publish_kinds(engine, containers, image, &who);
             }
         }
         if next.len() <= MOST_REVIEWED {

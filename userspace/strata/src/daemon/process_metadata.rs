@@ -44,18 +44,25 @@ pub trait Containers {
     fn is_unknown(&self, id: &str) -> bool;
 }
 
-/// The container metadata of a process, and whether the id in its control group is trusted.
+/// The container of a process, as far as its control group is trusted, and its metadata.
 ///
 /// A user may give its groups the id of any container: such an id counts only if the runtime of
-/// that user knows it, or none of the host's does. While that is open it is no container.
-fn container_of(group: &Group, containers: &dyn Containers) -> (bool, Option<Known>) {
-    let Some(id) = group.container.as_deref() else { return (true, None) };
+/// that user knows it, or none of the host's does. While that is open it is no container. A container that
+/// may make groups may do so too: an id below another one's counts if the host's runtimes do not know it, as
+/// that of a container of a runtime inside. What a user's runtime says of the host's containers does not count.
+fn container_of<'a>(
+    group: &'a Group,
+    containers: &dyn Containers,
+) -> (Option<&'a str>, Option<Known>) {
+    let Some(id) = group.container.as_deref() else { return (None, None) };
     let known = containers.of(id);
-    match (group.user, known) {
-        (None, known) => (true, known),
-        (Some(user), Some(known)) if known.owner == user => (true, Some(known)),
-        (Some(_), Some(_)) => (false, None),
-        (Some(_), None) => (containers.is_unknown(id), None),
+    let is_hosts = |known: &Known| known.owner == 0;
+    match (group.user, known, group.outer_container.as_deref()) {
+        (None, Some(_), Some(outer)) => (Some(outer), containers.of(outer).filter(is_hosts)),
+        (None, known, _) => (Some(id), known.filter(is_hosts)),
+        (Some(user), Some(known), _) if known.owner == user => (Some(id), Some(known)),
+        (Some(_), Some(_), _) => (None, None),
+        (Some(_), None, _) => (containers.is_unknown(id).then_some(id), None),
     }
 }
 
@@ -259,12 +266,25 @@ impl ProcessMetadata {
                 continue;
             }
             process.asked = None;
+            let of_parent = match &seen {
+                Ok(seen) if seen.is_overwritten => {
+                    environment_of_parent(&self.kept, table, seen, image)
+                }
+                _ => None,
+            };
+            let Some(process) = self.kept.get_mut(&image) else { continue };
             match seen {
                 // Read again after a reload, and ended by then: what was known holds.
                 Ok(seen) if process.readings > 0 && seen.is_nothing() && table.has_ended(image) => {
                 }
                 Ok(mut seen) => {
                     let before = process.seen.environment.len();
+                    // What was read before its title took the place.
+                    if seen.is_overwritten && before != 0 {
+                        seen.environment.clone_from(&process.seen.environment);
+                    } else if let Some(environment) = of_parent {
+                        seen.environment = environment;
+                    }
                     if !environments.replace(process.owner, before, seen.environment.len()) {
                         seen.environment = Vec::new();
                         seen.not_kept += 1;
@@ -469,14 +489,14 @@ impl ProcessMetadata {
         let is_dotnet = engine.managed.standing_of(image).is_some();
         let domains = engine.managed.domains_of(image);
         let record = domains.and_then(|domains| domain_of(domains, domain));
-        let (is_believed, container) =
-            group.map_or((true, None), |group| container_of(group, containers));
-        let without = group.filter(|_| !is_believed).map(|group| Group {
-            container: None,
+        let (id, container) = group.map_or((None, None), |group| container_of(group, containers));
+        let is_believed = group.is_none_or(|group| group.container.as_deref() == id);
+        let corrected = group.filter(|_| !is_believed).map(|group| Group {
+            container: id.map(str::to_owned),
             user: None,
             ..Group::clone(group)
         });
-        let group = without.as_ref().or(group.map(|group| &**group));
+        let group = corrected.as_ref().or(group.map(|group| &**group));
         let recorded = record.map(|record| {
             (&record.name, &record.service, &record.environment, &record.version, record.runtime_id)
         });
@@ -522,11 +542,14 @@ impl ProcessMetadata {
             container: container.as_ref().and_then(|facts| facts.container.as_ref()),
             pod: container.as_ref().and_then(|facts| facts.pod.as_ref()),
             exe: process.seen.exe.as_deref().or(program.as_deref()),
+            is_exe_of_host: process.seen.is_in_host,
             called: process.seen.called.as_deref(),
             comm: if process.seen.is_kernels { KERNEL } else { &comm },
         };
         let decision = rules::decide(&configuration.rules, &facts);
-        let identity = identify(&facts, &decision.choice, configuration.types.value);
+        let mut identity = identify(&facts, &decision.choice, configuration.types.value);
+        // A process may want kinds that this host does not sample.
+        identity.types.on = identity.types.on.and(engine.sampled_kinds());
         let runtime_id = match record.map(|record| Uuid::from_bytes(record.runtime_id)) {
             Some(id) if !id.is_nil() => id,
             _ => process.runtime_id,
@@ -552,6 +575,19 @@ impl ProcessMetadata {
         }
         Some(who)
     }
+}
+
+/// The environment of the process that has forked this one, if both run the same program.
+fn environment_of_parent(
+    kept: &HashMap<ImageId, KeptProcess>,
+    table: &ProcessTable,
+    seen: &Seen,
+    image: ImageId,
+) -> Option<Vec<u8>> {
+    let process = table.get(table.image(image)?.pid).filter(|process| process.image == image)?;
+    let parent = &kept.get(&table.get(process.parent)?.image)?.seen;
+    let is_same = parent.exe.is_some() && parent.exe == seen.exe;
+    (is_same && !parent.environment.is_empty()).then(|| parent.environment.clone())
 }
 
 /// The host's name: as configured, else its own.

@@ -81,10 +81,14 @@ pub struct Seen {
     pub exe: Option<String>,
     /// The name that its program was started by, where a link has another one.
     pub called: Option<String>,
+    /// It is in the mount namespace of the host's first process.
+    pub is_in_host: bool,
     /// If it is a .NET process.
     pub entry_assembly: Option<String>,
     /// A thread of the kernel: there are hundreds, with names that come and go.
     pub is_kernels: bool,
+    /// Something else is where its environment was: it shows its title there (PostgreSQL, nginx, Redis).
+    pub is_overwritten: bool,
     /// There is no environment at all: it has none, or it is not there yet. It comes last of what
     /// executing a program makes (`create_elf_tables` in fs/binfmt_elf.c), and is empty until then
     /// (`environ_read` in fs/proc/base.c, Linux 6.1).
@@ -110,13 +114,16 @@ impl Seen {
             exe = exe_of(&place);
         }
         let block = if is_kernels { None } else { block_of(&place) };
-        let (environment, not_kept) = used(block.as_deref().unwrap_or_default(), wanted);
+        let text = block.as_deref().unwrap_or_default();
+        let (environment, not_kept) = used(text, wanted);
         Self {
+            is_overwritten: !text.is_empty() && Environment::new(text).variables().next().is_none(),
             is_bare: block.as_ref().is_some_and(Vec::is_empty),
             environment,
             not_kept,
             entry_assembly: entry_assembly(&place, exe.as_deref()),
             called: exe.as_deref().and_then(|exe| called(&place, exe)),
+            is_in_host: is_in_host(&place),
             is_kernels,
             exe,
             at: monotonic_nanos(),
@@ -130,6 +137,11 @@ fn exe_of(place: &str) -> Option<String> {
     // A program that was upgraded since is still the one that rules name.
     let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
     Some(String::from_utf8_lossy(path).into_owned())
+}
+
+fn is_in_host(place: &str) -> bool {
+    let of = |place: &str| std::fs::read_link(format!("{place}/ns/mnt")).ok();
+    of(place).is_some_and(|own| of("/proc/1") == Some(own))
 }
 
 /// Whether it is a thread of the kernel: those have no memory of their own.

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use strata_config::rules::Decision;
-use strata_export::origin::{Language, Origin};
+use strata_export::origin::{CLAIMABLE, Language, Origin};
 use strata_metadata::identity::Sourced;
+use strata_metadata::text::{self, Limits};
 use strata_metadata::{Facts, Identity, Source};
 use uuid::Uuid;
 
@@ -63,17 +64,29 @@ pub(super) fn origin(
     let value = |sourced: &Option<Sourced>| {
         sourced.as_ref().map(|sourced| sourced.value.clone()).unwrap_or_default()
     };
-    let label = |name: &str| {
-        let found = identity.labels.iter().find(|label| label.name == name);
-        found.map(|label| label.value.clone())
+    let is_claim = |sourced: &Option<Sourced>| {
+        sourced.as_ref().is_some_and(|sourced| sourced.source.is_claim())
     };
+    let found = |name: &str| identity.labels.iter().find(|label| label.name == name);
+    let label = |name: &str| found(name).map(|label| label.value.clone());
     let variable = |name: &str| {
-        let value = facts.environment.get(name).map(String::from_utf8_lossy);
-        value.and_then(|value| strata_metadata::text::value(&value, 512)).map(|(value, _)| value)
+        let value = facts.environment.get(name).map(String::from_utf8_lossy)?;
+        let (value, _) = text::value(&text::without_userinfo(&value), Limits::LABEL_VALUE)?;
+        Some((value, true))
     };
+    // The value, and whether the process itself set it.
     let git = |names: [&str; 2], name: &str| {
-        names.into_iter().find_map(label).or_else(|| variable(name)).unwrap_or_default()
+        let label = names.into_iter().find_map(found);
+        let label = label.map(|label| (label.value.clone(), label.source.is_claim()));
+        label.or_else(|| variable(name)).unwrap_or_default()
     };
+    let (git_repository, claims_repository) =
+        git(["git.repository_url", "service_repository"], "DD_GIT_REPOSITORY_URL");
+    let (git_commit, claims_commit) =
+        git(["git.commit.sha", "service_git_ref"], "DD_GIT_COMMIT_SHA");
+    let are_claims =
+        [is_claim(&identity.env), is_claim(&identity.version), claims_repository, claims_commit];
+    let claimed = CLAIMABLE.iter().zip(are_claims).filter(|(_, is_claim)| *is_claim);
     let others = identity.labels.iter().filter(|label| !OWN_PLACES.contains(&label.name.as_str()));
     Origin {
         service: identity.service.value.clone(),
@@ -89,8 +102,8 @@ pub(super) fn origin(
         pod: label("pod").unwrap_or_default(),
         namespace: label("namespace").unwrap_or_default(),
         node: String::new(),
-        git_repository: git(["git.repository_url", "service_repository"], "DD_GIT_REPOSITORY_URL"),
-        git_commit: git(["git.commit.sha", "service_git_ref"], "DD_GIT_COMMIT_SHA"),
+        git_repository,
+        git_commit,
         cores: cores(),
         architecture: std::env::consts::ARCH.to_owned(),
         executable: facts.exe.unwrap_or_default().to_owned(),
@@ -98,9 +111,10 @@ pub(super) fn origin(
         target_labels: identity
             .labels
             .iter()
-            .filter(|label| is_of_target(label.source))
+            .filter(|label| label.source.is_claim())
             .map(|label| label.name.clone())
             .collect(),
+        claimed_facts: claimed.map(|(name, _)| (*name).to_owned()).collect(),
         labels: others.map(|label| (label.name.clone(), label.value.clone())).collect(),
     }
 }
@@ -114,11 +128,6 @@ fn cores() -> Option<u32> {
     })
 }
 
-/// Labels that a process's own environment sets, for the backend that it expects them in.
-fn is_of_target(source: Source) -> bool {
-    matches!(source, Source::PyroscopeLabels | Source::DdTags | Source::OtelResourceAttributes)
-}
-
 pub(super) fn stored_labels(identity: &Identity) -> Vec<(String, String)> {
     let mut labels: Vec<(String, String)> =
         identity.labels.iter().map(|label| (label.name.clone(), label.value.clone())).collect();
@@ -128,4 +137,53 @@ pub(super) fn stored_labels(identity: &Identity) -> Vec<(String, String)> {
         }
     }
     labels
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_kinds::Kinds;
+    use strata_metadata::{Choice, Container, Environment, identify};
+
+    use super::*;
+
+    fn origin_of(facts: &Facts<'_>, choice: &Choice) -> Origin {
+        let identity = identify(facts, choice, Kinds::NONE);
+        origin(&identity, facts, "host", 7, Uuid::nil(), Language::Native)
+    }
+
+    #[test]
+    fn values_that_the_process_sets_are_known_from_those_of_rules_and_containers() {
+        let block = b"DD_ENV=a\0DD_VERSION=1\0DD_GIT_COMMIT_SHA=c0ffee\0\
+            DD_TAGS=git.repository_url:https://host/x,team:b\0";
+        let facts = Facts { environment: Environment::new(block), ..Facts::default() };
+        let origin = origin_of(&facts, &Choice::default());
+        assert_eq!(origin.claimed_facts, CLAIMABLE);
+        assert_eq!(origin.target_labels, ["git.repository_url", "team"]);
+        let pairs = [("git.repository_url", "https://host/y"), ("team", "c")];
+        let pairs = pairs.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let choice = Choice { env: Some("b".into()), labels: pairs.into(), ..Choice::default() };
+        let origin = origin_of(&facts, &choice);
+        assert_eq!(origin.claimed_facts, ["version", "git_commit"]);
+        assert!(origin.target_labels.is_empty());
+        let labels = vec![("com.datadoghq.tags.version".to_owned(), "2".to_owned())];
+        let container = Container { labels, ..Container::default() };
+        let facts = Facts { container: Some(&container), ..Facts::default() };
+        let origin = origin_of(&facts, &Choice::default());
+        assert_eq!((origin.version.as_str(), origin.claimed_facts.len()), ("2", 0));
+    }
+
+    #[test]
+    fn no_token_of_a_repository_is_kept() {
+        for variable in [
+            "DD_GIT_REPOSITORY_URL=https://ci:secret@host/x.git",
+            "DD_TAGS=git.repository_url:https://ci:secret@host/x.git",
+            "PYROSCOPE_LABELS=service_repository=https://ci:secret@host/x.git",
+        ] {
+            let facts =
+                Facts { environment: Environment::new(variable.as_bytes()), ..Facts::default() };
+            let origin = origin_of(&facts, &Choice::default());
+            assert_eq!(origin.git_repository, "https://host/x.git");
+            assert!(!format!("{origin:?}").contains("secret"), "{variable}");
+        }
+    }
 }

@@ -177,6 +177,32 @@ fn a_process_without_an_environment_is_let_be_in_the_end() {
 }
 
 #[test]
+fn a_title_in_the_place_of_an_environment_takes_no_variables() {
+    let says = Arc::new(Mutex::new(seen(10, "/bin/served", "DD_SERVICE=shop")));
+    let mut metadata = ProcessMetadata::with_reader(&configuration(""), 10, reader_of(&says));
+    let mut table = table_of(&[7, 8]);
+    let (first, other) = (image_of(&table, 7), image_of(&table, 8));
+    metadata.meet(&table, first, 7);
+    read_all(&mut metadata, &table);
+    let title = Seen { is_overwritten: true, is_bare: false, ..seen(20, "/bin/served", "") };
+    *says.lock().expect("no thread panics while it holds it") = title;
+    // All are read again.
+    let rule = "[[rule]]\nmatch.env.TEAM = \"a\"\nservice = \"b\"\n";
+    metadata.configure(&configuration(rule), &table);
+    table.apply(&Event::Fork { pid: 9, parent: 7, tid: 9 }, 30);
+    let forked = image_of(&table, 9);
+    metadata.meet(&table, forked, 9);
+    metadata.meet(&table, other, 8);
+    read_all(&mut metadata, &table);
+    for (image, environment) in
+        [(first, "DD_SERVICE=shop"), (forked, "DD_SERVICE=shop"), (other, "")]
+    {
+        let kept = &seen_of(&metadata, image).environment;
+        assert_eq!(String::from_utf8_lossy(kept), environment);
+    }
+}
+
+#[test]
 fn a_process_that_has_ended_is_not_read_and_not_waited_for() {
     let says = Arc::new(Mutex::new(seen(10, "/bin/bare", "")));
     let mut metadata = ProcessMetadata::with_reader(&configuration(""), 10, reader_of(&says));
@@ -239,8 +265,8 @@ fn a_users_groups_have_the_containers_of_that_user_only() {
     let user = |id: &str| parse(&format!("0::/user.slice/user@7.service/docker-{id}.scope\n"));
     let other = "1".repeat(64);
     let ask = |group: &Group, owner, have_answered| {
-        let (is_believed, known) = container_of(group, &Runtimes { owner, have_answered });
-        (is_believed, known.is_some())
+        let (id, known) = container_of(group, &Runtimes { owner, have_answered });
+        (id == group.container.as_deref(), known.is_some())
     };
     assert_eq!(ask(&host(KNOWN), 0, true), (true, true));
     assert_eq!(ask(&host(&other), 0, false), (true, false));
@@ -249,4 +275,20 @@ fn a_users_groups_have_the_containers_of_that_user_only() {
     assert_eq!(ask(&user(KNOWN), 7, true), (true, true));
     assert_eq!(ask(&user(&other), 0, false), (false, false), "it may be the host's still");
     assert_eq!(ask(&user(&other), 0, true), (true, false), "a rootless one");
+    assert_eq!(ask(&host(KNOWN), 7, true), (true, false), "a user's runtime says so");
+}
+
+#[test]
+fn a_container_that_names_a_group_after_another_one_stays_what_it_is() {
+    use strata_agent::processes::container::parse;
+    let nested = |outer: &str, inner: &str| {
+        parse(&format!("0::/system.slice/docker-{outer}.scope/docker-{inner}.scope\n"))
+    };
+    let other = "1".repeat(64);
+    let runtimes = Runtimes { owner: 0, have_answered: true };
+    let group = nested(&other, KNOWN);
+    assert_eq!(container_of(&group, &runtimes), (Some(other.as_str()), None));
+    // Of a runtime inside.
+    let group = nested(KNOWN, &other);
+    assert_eq!(container_of(&group, &runtimes), (Some(other.as_str()), None));
 }
