@@ -26,20 +26,11 @@ pub struct Compilations {
     count: usize,
     /// All of them, when they are more than a few.
     many: Vec<usize>,
-    /// The runtime did not list them, or there was no memory for the list.
-    failed: bool,
 }
 
 impl Compilations {
     pub fn of(session: &Session, function: usize, rejit: usize) -> Compilations {
-        let mut found = Compilations {
-            function,
-            rejit,
-            few: [0; FEW],
-            count: 0,
-            many: Vec::new(),
-            failed: false,
-        };
+        let mut found = Compilations { function, rejit, few: [0; FEW], count: 0, many: Vec::new() };
         let info = session.info();
         if info.version() < 9 {
             let mut pieces = [NativeRange::default(); 1];
@@ -55,19 +46,12 @@ impl Compilations {
                 if found.many.try_reserve_exact(count + FEW).is_ok() {
                     found.many.resize(count + FEW, 0);
                     let count = info.code_starts(function, rejit, &mut found.many);
-                    found.failed = count.is_err();
                     found.many.truncate(count.unwrap_or(0));
-                } else {
-                    found.failed = true;
                 }
             }
-            Err(_) => found.failed = true,
+            Err(_) => {}
         }
         found
-    }
-
-    pub fn have_failed(&self) -> bool {
-        self.failed
     }
 
     pub fn starts(&self) -> &[usize] {

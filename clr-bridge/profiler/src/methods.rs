@@ -39,16 +39,11 @@ impl Reason {
 /// Reports every compilation of a function that was not reported before.
 pub fn report_compiled(session: &Session, function: usize, rejit: usize) {
     let compilations = Compilations::of(session, function, rejit);
-    if compilations.have_failed() {
-        session.shared().lost(Loss::RuntimeCall);
-    }
     let starts = compilations.starts();
     if starts.is_empty() || all_reported(session, function, starts) {
         return;
     }
-    let Some(named) = Named::of(session, function) else {
-        return session.shared().lost(Loss::RuntimeCall);
-    };
+    let Some(named) = Named::of(session, function) else { return };
     for start in starts {
         if session.known().enter_code(*start, function, &named.module) {
             let code = compilations.code(session, *start);
@@ -77,17 +72,7 @@ fn code_lives(session: &Session, code: &Code) {
 pub fn report_dynamic(session: &Session, function: usize, reason: Reason) -> Option<bool> {
     let mut scratch = scratch::take(session)?;
     let Scratch { units, text: name, .. } = scratch.get();
-    let found = session.info().dynamic_function(function, units).and_then(|dynamic| {
-        let code = Code::of_dynamic(session, function);
-        Some((dynamic, code.start()?, code))
-    });
-    let Some((dynamic, start, code)) = found else {
-        // The answer to a request says so itself.
-        if reason == Reason::Compiled {
-            session.shared().lost(Loss::RuntimeCall);
-        }
-        return None;
-    };
+    let dynamic = session.info().dynamic_function(function, units)?;
     name.push_units(units.get(..dynamic.name_units as usize).unwrap_or_default());
     let kind = match reason {
         Reason::Asked { .. } => MethodKind::Resolved,
@@ -95,11 +80,12 @@ pub fn report_dynamic(session: &Session, function: usize, reason: Reason) -> Opt
         Reason::Compiled => MethodKind::Dynamic,
     };
     let module = session.module(dynamic.module);
+    let code = Code::of_dynamic(session, function);
     if reason == Reason::Compiled {
         code_lives(session, &code);
     }
     // Without memory its end is reported without its start.
-    let _ = session.known().enter_dynamic(function, start);
+    let _ = session.known().enter_dynamic(function, code.start()?);
     let mut pieces = NO_PIECES;
     Some(session.write(&Method {
         function: function as u64,
