@@ -71,7 +71,7 @@ impl PipelineSettings {
             let used = self.plans.iter().filter_map(|plan| plan.spool_dir.as_deref());
             let used = used.collect();
             orphans::warn(spools, &used);
-            // Beside the store, where they are unless its directory is a volume of its own.
+            // Beside the store, where they were.
             let in_store = self.store.as_ref().filter(|store| spools.starts_with(&store.directory));
             if let Some(beside) = in_store.and_then(|store| store.directory.parent()) {
                 orphans::warn(&beside.join("spool"), &used);

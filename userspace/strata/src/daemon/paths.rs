@@ -22,42 +22,11 @@ const VIRTUAL: [(i64, &str); 9] = [
     (libc::DEVPTS_SUPER_MAGIC, "devpts"),
 ];
 
-/// The directory of the exporters' spools: beside the store, or in it where that is a volume of its own. What
-/// lies beside a volume may be gone with the container, or be on a disk that is not meant for it. The disk
-/// itself is not asked: it may not answer.
+/// The directory of the exporters' spools: beside the store, or in it where that lies in the root directory, as
+/// a volume of a container does.
 pub fn spools_of(store: &Path) -> Option<PathBuf> {
-    let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-    spools_beside(store, &mounts)
-}
-
-fn spools_beside(store: &Path, mounts: &[u8]) -> Option<PathBuf> {
     let parent = store.parent()?;
-    let is_volume = mounts.split(|byte| *byte == b'\n').any(|line| {
-        let point = line.split(|byte| *byte == b' ').nth(4);
-        point.is_some_and(|point| unescaped(point) == store.as_os_str().as_bytes())
-    });
-    Some(if is_volume { store } else { parent }.join("spool"))
-}
-
-/// A path in the kernel's list of mounts: spaces and the like are octal numbers (`\\040`).
-fn unescaped(path: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(path.len());
-    let mut rest = path;
-    while let Some((first, after)) = rest.split_first() {
-        let number = after.get(..3).filter(|_| *first == b'\\');
-        let number = number.and_then(|digits| std::str::from_utf8(digits).ok());
-        match number.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                plain.push(byte);
-                rest = after.get(3..).unwrap_or_default();
-            }
-            None => {
-                plain.push(*first);
-                rest = after;
-            }
-        }
-    }
-    plain
+    Some(if parent.parent().is_none() { store } else { parent }.join("spool"))
 }
 
 /// The problems of all paths that a configuration has the daemon write to.
@@ -178,17 +147,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spools_are_in_the_store_where_that_is_a_volume() {
-        let mounts = b"22 1 253:0 / / rw - ext4 /dev/vda rw\n\
-            30 22 0:5 / /data rw,relatime shared:9 - ext4 /dev/vdb rw\n\
-            31 22 0:6 / /var/lib/a\\040store rw - ext4 /dev/vdc rw\n";
-        let of = |store: &str| spools_beside(Path::new(store), mounts);
+    fn spools_are_in_the_store_where_that_lies_in_the_root_directory() {
+        let of = |store: &str| spools_of(Path::new(store));
         assert_eq!(of("/var/lib/strata/store"), Some("/var/lib/strata/spool".into()));
-        assert_eq!(of("/data"), Some("/data/spool".into()));
         assert_eq!(of("/data/store"), Some("/data/spool".into()));
-        assert_eq!(of("/var/lib/a store"), Some("/var/lib/a store/spool".into()));
+        assert_eq!(of("/data"), Some("/data/spool".into()));
         assert_eq!(of("/"), None);
-        assert_eq!(spools_of(Path::new("/proc")), Some("/proc/spool".into()));
     }
 
     #[test]
