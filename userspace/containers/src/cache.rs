@@ -17,8 +17,6 @@ struct Entry {
     bytes: usize,
     /// Failed attempts in a row.
     attempts: u32,
-    /// All sources have answered that they do not know it.
-    is_unknown: bool,
     is_queued: bool,
     /// The earliest next query.
     due: Instant,
@@ -28,7 +26,7 @@ struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
     Yes(Arc<Metadata>),
-    /// All sources have answered, and none knows it.
+    /// It was looked up, and no source knew it.
     No,
     NotYet,
 }
@@ -69,7 +67,7 @@ impl Cache {
             entry.used = self.clock;
             let known = match &entry.known {
                 Some(known) => Known::Yes(known.clone()),
-                None if entry.is_unknown => Known::No,
+                None if entry.attempts > 0 => Known::No,
                 None => Known::NotYet,
             };
             let ask = !entry.is_queued && now >= entry.due;
@@ -87,7 +85,6 @@ impl Cache {
             known: None,
             bytes: 0,
             attempts: 0,
-            is_unknown: false,
             is_queued: true,
             due: now,
             used: self.clock,
@@ -103,22 +100,19 @@ impl Cache {
         self.queue.drain(..count).collect()
     }
 
-    /// Stores the result of a query, and whether all sources have answered. An entry evicted meanwhile stays
-    /// evicted.
-    pub fn answer(&mut self, id: &str, answer: Option<Metadata>, is_whole: bool, now: Instant) {
+    /// Stores the result of a query. An entry evicted meanwhile stays evicted.
+    pub fn answer(&mut self, id: &str, answer: Option<Metadata>, now: Instant) {
         self.clock += 1;
         let Some(entry) = self.entries.get_mut(id) else { return };
         entry.is_queued = false;
         let Some(mut metadata) = answer else {
             entry.attempts = entry.attempts.saturating_add(1);
-            entry.is_unknown |= is_whole;
             entry.due = now + self.pace.retry_after(entry.attempts);
             return;
         };
         let bytes = metadata.size();
         self.bytes = self.bytes.saturating_sub(entry.bytes).saturating_add(bytes);
         entry.attempts = 0;
-        entry.is_unknown = false;
         entry.due = now + self.pace.fresh;
         entry.bytes = bytes;
         // The same answer again is the same knowledge.
@@ -189,7 +183,7 @@ mod tests {
         assert_eq!(cache.take(), ["a"]);
         // Its query is under way.
         assert_eq!(cache.lookup("a", now), (Known::NotYet, false));
-        cache.answer("a", Some(named("web")), true, now);
+        cache.answer("a", Some(named("web")), now);
         let (known, ask) = cache.lookup("a", now);
         assert_eq!((name_of(&known), ask), (Some("web"), false));
     }
@@ -202,7 +196,7 @@ mod tests {
         let mut waits = Vec::new();
         for _ in 0..9 {
             assert_eq!(cache.take(), ["a"]);
-            cache.answer("a", None, true, now);
+            cache.answer("a", None, now);
             let mut waited = Duration::ZERO;
             while !cache.lookup("a", now + waited).1 {
                 waited += Duration::from_secs(1);
@@ -215,31 +209,18 @@ mod tests {
     }
 
     #[test]
-    fn a_container_is_unknown_once_all_sources_have_answered() {
-        let (mut cache, now) = (Cache::new(Pace::default()), Instant::now());
-        cache.lookup("a", now);
-        cache.take();
-        cache.answer("a", None, false, now);
-        assert_eq!(cache.lookup("a", now).0, Known::NotYet, "one of them has failed");
-        cache.answer("a", None, true, now);
-        assert_eq!(cache.lookup("a", now).0, Known::No);
-        cache.answer("a", None, false, now);
-        assert_eq!(cache.lookup("a", now).0, Known::No);
-    }
-
-    #[test]
     fn what_was_known_stays_known_while_it_is_asked_for_again() {
         let pace = Pace::default();
         let (mut cache, now) = (Cache::new(pace), Instant::now());
         cache.lookup("a", now);
         cache.take();
-        cache.answer("a", Some(named("web")), true, now);
+        cache.answer("a", Some(named("web")), now);
         let later = now + pace.fresh;
         let (known, ask) = cache.lookup("a", later);
         assert_eq!((name_of(&known), ask), (Some("web"), true));
         cache.take();
         // Its container is gone, its last samples are not.
-        cache.answer("a", None, true, later);
+        cache.answer("a", None, later);
         assert_eq!(name_of(&cache.lookup("a", later).0), Some("web"));
     }
 
@@ -251,7 +232,7 @@ mod tests {
         for name in ["web", "web", "shop"] {
             cache.lookup("a", now);
             cache.take();
-            cache.answer("a", Some(named(name)), true, now);
+            cache.answer("a", Some(named(name)), now);
             let Known::Yes(metadata) = cache.lookup("a", now).0 else { panic!("it is known") };
             revisions.push(metadata.revision);
         }
@@ -265,7 +246,7 @@ mod tests {
         let (mut cache, now) = (Cache::new(pace), Instant::now());
         cache.lookup("known", now);
         cache.take();
-        cache.answer("known", Some(named("web")), true, now);
+        cache.answer("known", Some(named("web")), now);
         for number in 0..100 {
             cache.lookup(&format!("unknown{number}"), now);
         }
@@ -282,7 +263,7 @@ mod tests {
         for id in ["a", "b", "c"] {
             cache.lookup(id, now);
             cache.take();
-            cache.answer(id, Some(named(&"x".repeat(400))), true, now);
+            cache.answer(id, Some(named(&"x".repeat(400))), now);
         }
         assert_eq!(cache.counts().bytes, 800);
         assert_eq!(cache.lookup("a", now).0, Known::NotYet);
@@ -295,7 +276,7 @@ mod tests {
         cache.lookup("a", now);
         cache.take();
         cache.lookup("b", now);
-        cache.answer("a", Some(named("web")), true, now);
+        cache.answer("a", Some(named("web")), now);
         assert_eq!((cache.counts().known, cache.counts().bytes), (0, 0));
     }
 }

@@ -130,11 +130,10 @@ impl Refresher {
                 continue;
             }
             let mut found: HashMap<String, Found> = HashMap::new();
-            let mut is_whole = true;
             for source in &mut self.sources {
-                is_whole &= source.ask(&batch, &mut found, &self.pace).await;
+                source.ask(&batch, &mut found, &self.pace).await;
             }
-            if !self.publish(&batch, found, is_whole) {
+            if !self.publish(&batch, found) {
                 return;
             }
             tokio::time::sleep(self.pace.pause).await;
@@ -145,12 +144,12 @@ impl Refresher {
         self.shared.upgrade().map(|shared| locked(&shared.cache).take())
     }
 
-    fn publish(&self, batch: &[String], mut found: HashMap<String, Found>, is_whole: bool) -> bool {
+    fn publish(&self, batch: &[String], mut found: HashMap<String, Found>) -> bool {
         let Some(shared) = self.shared.upgrade() else { return false };
         let now = Instant::now();
         let mut cache = locked(&shared.cache);
         for id in batch {
-            cache.answer(id, found.remove(id).map(Found::into_metadata), is_whole, now);
+            cache.answer(id, found.remove(id).map(Found::into_metadata), now);
         }
         drop(cache);
         *locked(&shared.sources) =
