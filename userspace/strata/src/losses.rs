@@ -42,7 +42,7 @@ const fn cause(
 const EVENTS_LOST: &str = "the host was too busy to run strata, or a process renames its threads thousands of times a second";
 
 /// Losses other than incomplete stacks.
-const CAUSES: [Cause; 28] = [
+const CAUSES: [Cause; 29] = [
     cause(
         "ring_full",
         "samples dropped: the kernel's ring buffer was full",
@@ -54,6 +54,12 @@ const CAUSES: [Cause; 28] = [
         "times a CPU was not sampled for seconds, until its event was opened again",
         "",
         "",
+    ),
+    cause(
+        "cpus_unsampled",
+        "CPUs added to this machine that are not sampled: there is no room for their samples",
+        "record again",
+        "start the daemon again",
     ),
     cause(
         "lost_events",
@@ -310,6 +316,7 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
     add("thread_passes_refused", passes.refused);
     add("threads_refused", engine.threads_refused());
     add("sampling_restarted", engine.figures.restarted);
+    add("cpus_unsampled", engine.figures.cpus_without_room);
     add("lost_events", engine.table.lost_events);
     add("malformed_records", engine.figures.malformed_records);
     add("unexpected_records", engine.figures.unexpected_records);

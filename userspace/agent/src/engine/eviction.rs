@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::io;
 use std::time::{Duration, Instant};
 
+use super::Engine;
 use super::wall::Wall;
-use super::{Engine, stalled_cpus};
 use crate::code_address::CodeAddress;
 use crate::image_id::ImageId;
 use crate::processes::mapped::FileId;
@@ -179,50 +179,6 @@ impl Engine {
         });
         let ended: Vec<u32> = reporting.into_iter().map(|(_, pid)| pid).collect();
         self.take_last_snapshots(&ended);
-    }
-
-    /// Starts sampling on CPUs that came online, and restarts it on those that have lost their
-    /// event.
-    fn look_after_cpus(&mut self) {
-        let switched_on = self.programs.look_for_cpus().unwrap_or_default();
-        let cpus = self.programs.cpus().to_vec();
-        let programs = &mut self.programs;
-        // Process events are needed whatever is sampled.
-        self.events.sideband.open_missing(&cpus, &mut |cpu, event| programs.open_event(cpu, event));
-        for &cpu in &switched_on {
-            self.events.sideband.open_on(cpu, &mut |cpu, event| programs.open_event(cpu, event));
-        }
-        let switched_on: Vec<u32> =
-            switched_on.into_iter().filter(|cpu| self.programs.has_room_for(*cpu)).collect();
-        if !self.programs.is_on() {
-            return;
-        }
-        for &cpu in &switched_on {
-            tracing::info!(cpu, "this CPU was switched on, and is sampled from now on");
-            self.restart_on(cpu);
-        }
-        self.programs.start_awaited();
-        let ticks = self.programs.ticks();
-        let frequency = u32::try_from(self.programs.frequency()).unwrap_or(u32::MAX);
-        for cpu in
-            self.sampling.stalled.look(&ticks, frequency, self.turn.now, stalled_cpus::busy_times)
-        {
-            tracing::warn!(cpu, "the kernel has stopped sampling this CPU: it is started again");
-            self.figures.restarted += 1;
-            self.sample_anew(cpu);
-        }
-    }
-
-    fn restart_on(&mut self, cpu: u32) {
-        if let Err(error) = self.programs.restart_on(cpu) {
-            tracing::warn!(cpu, %error, "this CPU is not sampled until that succeeds");
-        }
-    }
-
-    fn sample_anew(&mut self, cpu: u32) {
-        self.restart_on(cpu);
-        let programs = &mut self.programs;
-        self.events.sideband.open_on(cpu, &mut |cpu, event| programs.open_event(cpu, event));
     }
 
     /// After a flush has been symbolized: drops data of processes that have exited, and files that

@@ -22,6 +22,7 @@
 
 mod active_threads;
 mod clr_events;
+mod cpus;
 mod deferred;
 mod eviction;
 pub mod loading;
@@ -146,6 +147,8 @@ pub struct Engine {
 
 /// The interval of polls of a bridge that stacks wait for.
 const BRIDGE_LOOK: Duration = Duration::from_millis(20);
+/// The time between checks for processes that are read anew.
+const REPAIR_LOOK: Duration = Duration::from_millis(20);
 /// At the end, attaches under way are waited for so long.
 const LAST_BRIDGES: Duration = Duration::from_secs(2);
 /// A walk over one process's threads.
@@ -193,6 +196,7 @@ impl Engine {
             own_pid: options.own_pid,
             started: 0,
             stalled: stalled_cpus::Watch::default(),
+            cpus_expected: None,
             failing: None,
         };
         let cpus = programs.cpus().len();
@@ -346,8 +350,9 @@ impl Engine {
         let waits = self.pending.owners().any(|(image, _)| self.managed.expects(image));
         let expected = waits.then(|| self.turn.now + BRIDGE_LOOK);
         let passes = self.passes.next();
-        let deadlines =
-            [self.loading.next_deadline(), self.managed.next_deadline(), expected, passes];
+        let reading = self.processes.scanner.is_reading().then(|| self.turn.now + REPAIR_LOOK);
+        let (loading, managed) = (self.loading.next_deadline(), self.managed.next_deadline());
+        let deadlines = [loading, managed, reading, expected, passes, self.next_cpu_look()];
         deadlines.into_iter().flatten().min()
     }
 

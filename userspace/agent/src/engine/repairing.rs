@@ -7,7 +7,8 @@
 //! mapping events were skipped is read afterwards.
 //!
 //! Invariant: reading is done off the event loop, and the same process is read at most once in
-//! [`AGAIN`], but for [`MOST_AT_ONCE`] times of one that is sampled and copies its code.
+//! [`AGAIN`], but for once more after a loss, and [`MOST_AT_ONCE`] times of one that is sampled and
+//! copies its code.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -52,6 +53,15 @@ struct Suspect {
 impl Repairs {
     pub fn events_were_lost(&mut self) {
         self.is_lost = true;
+    }
+
+    /// All processes are read after a loss; these at their next samples, because they have no tables. What
+    /// was read of any before does not count, but one whose events are skipped is read when that ends.
+    fn wait_for_samples_of(&mut self, unread: HashSet<u32>) {
+        for suspect in self.suspects.values_mut().filter(|suspect| suspect.at_once < MOST_AT_ONCE) {
+            suspect.read = None;
+        }
+        self.unread = unread;
     }
 
     /// A stack of a process led to an address without a known mapping.
@@ -157,10 +167,11 @@ impl Engine {
         let now = self.turn.now;
         let mut pids = self.processes.repairs.due(now);
         if self.processes.repairs.all_are_due(now) {
+            self.processes.scanner.events_were_lost();
             // One that was never sampled, or not for long, is read at its next sample.
             let store = &self.store;
             let unread = self.table.pids().filter(|pid| !store.is_published(*pid));
-            self.processes.repairs.unread = unread.collect();
+            self.processes.repairs.wait_for_samples_of(unread.collect());
             pids.extend(self.store.published());
             self.store.withdraw_inherited(&mut self.programs);
             // One that is skipped may be another program by now.
@@ -273,6 +284,22 @@ mod tests {
         assert_eq!(repairs.due(now + AGAIN), [1_000_000]);
         repairs.forget(1_000_000);
         assert!(repairs.suspects.is_empty());
+    }
+
+    #[test]
+    fn what_was_read_before_a_loss_is_read_once_more() {
+        let (mut repairs, now) = (Repairs::default(), Instant::now());
+        assert!(repairs.is_missing_some(7, now));
+        assert_eq!(repairs.due(now), [7]);
+        repairs.events_were_lost();
+        assert!(repairs.all_are_due(now));
+        repairs.was_muted(8);
+        repairs.wait_for_samples_of(HashSet::from([7, 8]));
+        assert!(repairs.is_unread(7) && repairs.is_missing_some(7, now) && !repairs.is_unread(7));
+        repairs.is_missing_some(8, now);
+        assert_eq!(repairs.due(now), [7]);
+        repairs.is_missing_some(7, now);
+        assert!(repairs.due(now).is_empty());
     }
 
     #[test]

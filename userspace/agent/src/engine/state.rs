@@ -20,6 +20,8 @@ use crate::processes::scan::Scanner;
 pub struct Figures {
     /// CPUs whose sampling had stopped, and was started again.
     pub restarted: u64,
+    /// CPUs that were added to the machine and are not sampled.
+    pub cpus_without_room: u64,
     pub own_samples: u64,
     pub deselected_samples: u64,
     pub malformed_records: u64,
@@ -39,6 +41,8 @@ pub(super) struct Sampling {
     /// By the records' clock.
     pub(super) started: u64,
     pub(super) stalled: stalled_cpus::Watch,
+    /// When CPUs were last switched on.
+    pub(super) cpus_expected: Option<Instant>,
     /// A sampler did not start after a pause.
     pub(super) failing: Option<Failing>,
 }

@@ -38,6 +38,7 @@ impl Engine {
         self.settle_pending(false);
         self.repair();
         self.make_room();
+        self.expect_cpus();
         self.sweep();
     }
 

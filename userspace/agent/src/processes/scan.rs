@@ -41,6 +41,7 @@ struct Suspect {
     pid: u32,
     image: ImageId,
     epoch: u32,
+    is_outdated: bool,
 }
 
 /// The result of re-reading a known process.
@@ -54,7 +55,7 @@ pub enum Repair {
     Gone {
         pid: u32,
     },
-    /// Its program or mappings changed while it was read.
+    /// Its program or mappings changed while it was read, or may have.
     Again {
         pid: u32,
     },
@@ -97,6 +98,16 @@ impl Scanner {
         self.asked.len() >= MOST_REPAIRS
     }
 
+    /// Whether readings are to come.
+    pub fn is_reading(&self) -> bool {
+        !self.asked.is_empty()
+    }
+
+    /// Events were lost: readings that were requested before do not show what they said.
+    pub fn events_were_lost(&mut self) {
+        self.asked.values_mut().for_each(|asked| asked.is_outdated = true);
+    }
+
     /// Requests a re-read of a known process, off the event loop: see [`Self::take_repairs`]. False
     /// when it cannot be read now.
     pub fn ask_repair(&mut self, table: &ProcessTable, pid: u32) -> bool {
@@ -104,7 +115,8 @@ impl Scanner {
         if self.has_enough_repairs() {
             return false;
         }
-        let suspect = Suspect { pid, image: process.image, epoch: process.space.epoch };
+        let (image, epoch) = (process.image, process.space.epoch);
+        let suspect = Suspect { pid, image, epoch, is_outdated: false };
         if self.asked.values().any(|asked| *asked == suspect) {
             return true;
         }
@@ -123,7 +135,8 @@ impl Scanner {
         }
         let mut repairs = Vec::new();
         for (ticket, found) in self.repairs.answers() {
-            let Some(Suspect { pid, image, epoch }) = self.asked.remove(&ticket) else { continue };
+            let Some(asked) = self.asked.remove(&ticket) else { continue };
+            let Suspect { pid, image, epoch, is_outdated } = asked;
             let found = match found {
                 Ok(found) => found,
                 Err(Missing::GivenUp) => continue,
@@ -133,7 +146,7 @@ impl Scanner {
                 }
             };
             let Some(process) = table.get(pid) else { continue };
-            if process.image != image || process.space.epoch != epoch {
+            if is_outdated || process.image != image || process.space.epoch != epoch {
                 repairs.push(Repair::Again { pid });
                 continue;
             }
@@ -386,14 +399,18 @@ mod tests {
         table.insert_unknown(here, "before");
         let mut scanner = Scanner::default();
         assert!(scanner.ask_repair(&table, here));
-        let repairs = loop {
+        // It may have been read before that.
+        scanner.events_were_lost();
+        let mut repairs = || loop {
             let repairs = scanner.take_repairs(&mut table, 1);
             if !repairs.is_empty() {
-                break repairs;
+                break (repairs, scanner.ask_repair(&table, here));
             }
             std::thread::sleep(Duration::from_millis(2));
         };
-        assert_eq!(repairs, [Repair::Done { pid: here, change: Change::Renamed { pid: here } }]);
+        assert_eq!(repairs(), (vec![Repair::Again { pid: here }], true));
+        let renamed = Repair::Done { pid: here, change: Change::Renamed { pid: here } };
+        assert_eq!(repairs(), (vec![renamed], true));
         let code = a_process_of_which_events_were_lost_is_read_anew as fn() as usize as u64;
         assert!(table.get(here).is_some_and(|process| process.space.mapping_of(code).is_some()));
     }

@@ -452,10 +452,16 @@ impl Programs {
     pub fn restart_on(&mut self, cpu: u32) -> Result<(), LoadError> {
         self.clocks.retain(|(of, _)| *of != cpu);
         self.awaited.retain(|of| *of != cpu);
+        self.start_on(cpu)
+    }
+
+    /// Events that were opened for a CPU and are not in use are of no use: it was switched off meanwhile.
+    pub fn forget_events_of(&mut self, cpu: u32) {
+        self.awaited.retain(|of| *of != cpu);
+        self.opened.retain(|(of, _)| *of != cpu);
         if let Some(broker) = &mut self.broker {
             broker.forget_cpu(cpu);
         }
-        self.start_on(cpu)
     }
 
     /// Checks which CPUs are online, and returns those that were not at the last check. CPUs that
@@ -467,7 +473,13 @@ impl Programs {
         }
         self.clocks.retain(|(cpu, _)| now.contains(cpu));
         let before = std::mem::replace(&mut self.cpus, now);
-        Ok(self.cpus.iter().copied().filter(|cpu| !before.contains(cpu)).collect())
+        let switched_on = self.cpus.iter().copied().filter(|cpu| !before.contains(cpu)).collect();
+        for cpu in before {
+            if !self.cpus.contains(&cpu) {
+                self.forget_events_of(cpu);
+            }
+        }
+        Ok(switched_on)
     }
 
     /// Names of the kernel's functions. `None`: this kernel has to be read for them.
