@@ -483,17 +483,21 @@ fn one_recording_is_uploaded_and_kept_when_that_fails() -> Result<()> {
 /// A fake of Docker's engine: it returns the same container for every request.
 fn fake_engine(socket: &std::path::Path, id: &str) -> Result<Collector> {
     let engine = Collector::on_socket(socket)?;
+    engine.answer(known_to_an_engine(id));
+    Ok(engine)
+}
+
+fn known_to_an_engine(id: &str) -> Answer {
     let known = serde_json::json!({
         "Id": id,
         "Name": "/cart",
         "Config": { "Image": "shop/cart:7", "Labels": { "com.docker.compose.project": "shop" } },
     });
-    engine.answer(Answer {
+    Answer {
         head: vec!["content-type: application/json".into()],
         body: known.to_string().into_bytes(),
         ..Answer::default()
-    });
-    Ok(engine)
+    }
 }
 
 #[test]
@@ -527,5 +531,39 @@ fn a_process_in_a_container_has_its_containers_name() -> Result<()> {
     let asked: Vec<String> = engine.requests().into_iter().map(|request| request.path).collect();
     println!("{} profiles; the engine was asked {asked:?}", arrived.len());
     assert!(asked.iter().any(|path| path.ends_with(&format!("/containers/{}/json", container.id))));
+    Ok(())
+}
+
+#[test]
+fn a_container_is_taken_in_when_a_runtime_that_was_down_knows_it() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let program = targets::c("shares").named("shares_static").flag("-static").build()?;
+    let container = strata_tests::namespaces::Container::start(&program, "boxed", &["300"])?;
+    let mut daemon = Daemon::prepared()?;
+    let (server, address) = Collector::on_port(0)?;
+    let socket = daemon.folder().join("docker.sock");
+    let engine = Collector::on_socket(&socket)?;
+    engine.answer(Answer::status(503));
+    daemon.configure(&format!(
+        "[sampling]\nfrequency = 199\n[containers]\ndocker = [\"{}\"]\ncri = []\n\
+         [exporter.pyroscope]\nurl = \"http://{address}\"\nperiod = \"1s\"\nlabels = [\"*\", \"container_id\"]\n\
+         [[rule]]\nenable = true\nmatch = {{ container = \"cart\" }}\n\
+         [[rule]]\nenable = false\nmatch = {{ exe = \"*\" }}\n",
+        socket.display()
+    ))?;
+    daemon.start()?;
+    let of_container = || -> Vec<Received> {
+        let arrived = backends::pyroscope(&server.requests()).unwrap_or_default();
+        arrived.into_iter().filter(|one| one.label("container_id") == container.id).collect()
+    };
+    // A process is decided about without its container's runtime after fifteen seconds.
+    std::thread::sleep(Duration::from_secs(20));
+    let asked = engine.requests().len();
+    assert!(asked >= 2 && of_container().is_empty(), "asked {asked} times");
+    engine.answer(known_to_an_engine(&container.id));
+    wait_until("the container is sampled", PATIENCE, || {
+        of_service(&of_container(), "service_name", "cart").len() > 1
+    })?;
+    println!("the engine was asked {asked} times before it answered");
     Ok(())
 }

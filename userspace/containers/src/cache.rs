@@ -17,6 +17,8 @@ struct Entry {
     bytes: usize,
     /// Failed attempts in a row.
     attempts: u32,
+    /// All sources have answered that they do not know it.
+    is_unknown: bool,
     is_queued: bool,
     /// The earliest next query.
     due: Instant,
@@ -26,8 +28,10 @@ struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
     Yes(Arc<Metadata>),
-    /// It was looked up, and no source knew it.
+    /// All sources have answered that they do not know it.
     No,
+    /// It was looked up, and no source knew it; one of them has failed.
+    NoneKnows,
     NotYet,
 }
 
@@ -67,7 +71,8 @@ impl Cache {
             entry.used = self.clock;
             let known = match &entry.known {
                 Some(known) => Known::Yes(known.clone()),
-                None if entry.attempts > 0 => Known::No,
+                None if entry.is_unknown => Known::No,
+                None if entry.attempts > 0 => Known::NoneKnows,
                 None => Known::NotYet,
             };
             let ask = !entry.is_queued && now >= entry.due;
@@ -85,6 +90,7 @@ impl Cache {
             known: None,
             bytes: 0,
             attempts: 0,
+            is_unknown: false,
             is_queued: true,
             due: now,
             used: self.clock,
@@ -100,19 +106,22 @@ impl Cache {
         self.queue.drain(..count).collect()
     }
 
-    /// Stores the result of a query. An entry evicted meanwhile stays evicted.
-    pub fn answer(&mut self, id: &str, answer: Option<Metadata>, now: Instant) {
+    /// Stores the result of a query, and whether all sources have answered. An entry evicted meanwhile stays
+    /// evicted.
+    pub fn answer(&mut self, id: &str, answer: Option<Metadata>, is_whole: bool, now: Instant) {
         self.clock += 1;
         let Some(entry) = self.entries.get_mut(id) else { return };
         entry.is_queued = false;
         let Some(mut metadata) = answer else {
             entry.attempts = entry.attempts.saturating_add(1);
+            entry.is_unknown |= is_whole;
             entry.due = now + self.pace.retry_after(entry.attempts);
             return;
         };
         let bytes = metadata.size();
         self.bytes = self.bytes.saturating_sub(entry.bytes).saturating_add(bytes);
         entry.attempts = 0;
+        entry.is_unknown = false;
         entry.due = now + self.pace.fresh;
         entry.bytes = bytes;
         // The same answer again is the same knowledge.
@@ -183,7 +192,7 @@ mod tests {
         assert_eq!(cache.take(), ["a"]);
         // Its query is under way.
         assert_eq!(cache.lookup("a", now), (Known::NotYet, false));
-        cache.answer("a", Some(named("web")), now);
+        cache.answer("a", Some(named("web")), true, now);
         let (known, ask) = cache.lookup("a", now);
         assert_eq!((name_of(&known), ask), (Some("web"), false));
     }
@@ -196,7 +205,7 @@ mod tests {
         let mut waits = Vec::new();
         for _ in 0..9 {
             assert_eq!(cache.take(), ["a"]);
-            cache.answer("a", None, now);
+            cache.answer("a", None, true, now);
             let mut waited = Duration::ZERO;
             while !cache.lookup("a", now + waited).1 {
                 waited += Duration::from_secs(1);
@@ -209,18 +218,31 @@ mod tests {
     }
 
     #[test]
+    fn a_container_is_unknown_once_all_sources_have_answered() {
+        let (mut cache, now) = (Cache::new(Pace::default()), Instant::now());
+        cache.lookup("a", now);
+        cache.take();
+        cache.answer("a", None, false, now);
+        assert_eq!(cache.lookup("a", now).0, Known::NoneKnows, "one of them has failed");
+        cache.answer("a", None, true, now);
+        assert_eq!(cache.lookup("a", now).0, Known::No);
+        cache.answer("a", None, false, now);
+        assert_eq!(cache.lookup("a", now).0, Known::No);
+    }
+
+    #[test]
     fn what_was_known_stays_known_while_it_is_asked_for_again() {
         let pace = Pace::default();
         let (mut cache, now) = (Cache::new(pace), Instant::now());
         cache.lookup("a", now);
         cache.take();
-        cache.answer("a", Some(named("web")), now);
+        cache.answer("a", Some(named("web")), true, now);
         let later = now + pace.fresh;
         let (known, ask) = cache.lookup("a", later);
         assert_eq!((name_of(&known), ask), (Some("web"), true));
         cache.take();
         // Its container is gone, its last samples are not.
-        cache.answer("a", None, later);
+        cache.answer("a", None, true, later);
         assert_eq!(name_of(&cache.lookup("a", later).0), Some("web"));
     }
 
@@ -232,7 +254,7 @@ mod tests {
         for name in ["web", "web", "shop"] {
             cache.lookup("a", now);
             cache.take();
-            cache.answer("a", Some(named(name)), now);
+            cache.answer("a", Some(named(name)), true, now);
             let Known::Yes(metadata) = cache.lookup("a", now).0 else { panic!("it is known") };
             revisions.push(metadata.revision);
         }
@@ -246,7 +268,7 @@ mod tests {
         let (mut cache, now) = (Cache::new(pace), Instant::now());
         cache.lookup("known", now);
         cache.take();
-        cache.answer("known", Some(named("web")), now);
+        cache.answer("known", Some(named("web")), true, now);
         for number in 0..100 {
             cache.lookup(&format!("unknown{number}"), now);
         }
@@ -263,7 +285,7 @@ mod tests {
         for id in ["a", "b", "c"] {
             cache.lookup(id, now);
             cache.take();
-            cache.answer(id, Some(named(&"x".repeat(400))), now);
+            cache.answer(id, Some(named(&"x".repeat(400))), true, now);
         }
         assert_eq!(cache.counts().bytes, 800);
         assert_eq!(cache.lookup("a", now).0, Known::NotYet);
@@ -276,7 +298,7 @@ mod tests {
         cache.lookup("a", now);
         cache.take();
         cache.lookup("b", now);
-        cache.answer("a", Some(named("web")), now);
+        cache.answer("a", Some(named("web")), true, now);
         assert_eq!((cache.counts().known, cache.counts().bytes), (0, 0));
     }
 }

@@ -66,24 +66,24 @@ impl Containers {
     pub fn lookup(&self, id: &str) -> Option<Arc<Metadata>> {
         match self.look(id)? {
             Known::Yes(metadata) => Some(metadata),
-            Known::No | Known::NotYet => None,
+            Known::No | Known::NoneKnows | Known::NotYet => None,
         }
     }
 
-    /// Whether every reachable source has answered that it runs no such container.
+    /// Whether all sources have answered that they run no such container. One without a socket has.
     #[must_use]
     pub fn is_unknown(&self, id: &str) -> bool {
         matches!(self.look(id), Some(Known::No))
     }
 
-    /// As [`Self::lookup`], but waits until a source has answered, or the time is up.
+    /// As [`Self::lookup`], but waits until each source has answered or failed, or the time is up.
     pub async fn wait(&self, id: &str, longest: Duration) -> Option<Arc<Metadata>> {
         let mut rounds = self.shared.rounds.subscribe();
         let found = async {
             loop {
                 match self.look(id)? {
                     Known::Yes(metadata) => return Some(metadata),
-                    Known::No => return None,
+                    Known::No | Known::NoneKnows => return None,
                     Known::NotYet => rounds.changed().await.ok()?,
                 }
             }
@@ -130,10 +130,11 @@ impl Refresher {
                 continue;
             }
             let mut found: HashMap<String, Found> = HashMap::new();
+            let mut is_whole = true;
             for source in &mut self.sources {
-                source.ask(&batch, &mut found, &self.pace).await;
+                is_whole &= source.ask(&batch, &mut found, &self.pace).await;
             }
-            if !self.publish(&batch, found) {
+            if !self.publish(&batch, found, is_whole) {
                 return;
             }
             tokio::time::sleep(self.pace.pause).await;
@@ -144,12 +145,12 @@ impl Refresher {
         self.shared.upgrade().map(|shared| locked(&shared.cache).take())
     }
 
-    fn publish(&self, batch: &[String], mut found: HashMap<String, Found>) -> bool {
+    fn publish(&self, batch: &[String], mut found: HashMap<String, Found>, is_whole: bool) -> bool {
         let Some(shared) = self.shared.upgrade() else { return false };
         let now = Instant::now();
         let mut cache = locked(&shared.cache);
         for id in batch {
-            cache.answer(id, found.remove(id).map(Found::into_metadata), now);
+            cache.answer(id, found.remove(id).map(Found::into_metadata), is_whole, now);
         }
         drop(cache);
         *locked(&shared.sources) =

@@ -50,11 +50,17 @@ impl Source {
     }
 
     /// Adds this source's metadata of the containers that are not complete yet.
-    pub async fn ask(&mut self, ids: &[String], found: &mut HashMap<String, Found>, pace: &Pace) {
+    /// False: it has not answered for all.
+    pub async fn ask(
+        &mut self,
+        ids: &[String],
+        found: &mut HashMap<String, Found>,
+        pace: &Pace,
+    ) -> bool {
         let is_complete = |id: &&String| found.get(*id).is_some_and(Found::is_complete);
         let open: Vec<String> = ids.iter().filter(|id| !is_complete(id)).cloned().collect();
         if open.is_empty() {
-            return;
+            return true;
         }
         self.health.is_there = match &self.kind {
             Kind::Cri(path) | Kind::Docker(path) => path.exists(),
@@ -62,32 +68,37 @@ impl Source {
         };
         if !self.health.is_there {
             self.transport = None;
-            return;
+            return true;
         }
         if self.not_before.is_some_and(|at| Instant::now() < at) {
             self.skip(open.len());
-            return;
+            return false;
         }
         let deadline = Instant::now() + pace.round;
         match self.round(&open, found, pace, deadline).await {
-            Ok(()) => (self.failures, self.not_before) = (0, None),
+            Ok(is_whole) => {
+                (self.failures, self.not_before) = (0, None);
+                is_whole
+            }
             Err(failure) => {
                 self.transport = None;
                 self.failures = self.failures.saturating_add(1);
                 self.not_before = Some(Instant::now() + pace.retry_after(self.failures));
                 self.health.failed += 1;
                 self.health.last_error = Some(failure.to_string());
+                false
             }
         }
     }
 
+    /// False: some of the answers are missing.
     async fn round(
         &mut self,
         open: &[String],
         found: &mut HashMap<String, Found>,
         pace: &Pace,
         deadline: Instant,
-    ) -> Result<(), Failure> {
+    ) -> Result<bool, Failure> {
         let transport = match self.transport.take() {
             Some(transport) => transport,
             None => match &self.kind {
@@ -105,15 +116,16 @@ impl Source {
             for (id, answer) in answers {
                 found.entry(id).or_default().absorb(answer);
             }
-            return Ok(());
+            return Ok(true);
         }
         let mut namespaces = None;
         // Either this one container is the problem or the server: the next query shows which.
         let (mut spoiled, mut late) = (None, None);
-        let mut has_answered = false;
+        let (mut has_answered, mut is_whole) = (false, true);
         for (number, id) in open.iter().enumerate() {
             if Instant::now() >= deadline {
                 self.skip(open.len() - number);
+                is_whole = false;
                 break;
             }
             self.health.asked += 1;
@@ -156,8 +168,9 @@ impl Source {
         }
         if let Some(failure) = spoiled {
             self.health.last_error = Some(failure.to_string());
+            is_whole = false;
         }
-        Ok(())
+        Ok(is_whole)
     }
 
     /// The user whose containers it runs: a rootless runtime's socket belongs to its user.

@@ -419,6 +419,14 @@ impl Engine {
         self.store.take_all_in(&mut self.programs);
     }
 
+    /// A process that was left out is sampled again.
+    pub fn take_in(&mut self, pid: u32) {
+        if self.store.is_skipped(pid) {
+            self.passes.send_all();
+            self.store.withdraw(&mut self.programs, pid);
+        }
+    }
+
     /// Processes whose samples are dropped.
     pub fn set_own_pid(&mut self, pid: u32) {
         self.sampling.own_pid = pid;

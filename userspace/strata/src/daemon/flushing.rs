@@ -242,6 +242,7 @@ impl Flusher {
         }
         if ends {
             self.review_kinds(engine, configuration, containers);
+            self.review_left_out(engine, configuration, containers);
             self.name_late(pipeline);
             self.end(engine, &flush.aggregate);
         } else {
@@ -384,7 +385,7 @@ impl Flusher {
 
     /// A process without enabled kinds is not sampled any more, unless another runtime in it is.
     fn leave_out(
-        &self,
+        &mut self,
         engine: &mut Engine,
         containers: &dyn Containers,
         image: ImageId,
@@ -396,6 +397,23 @@ impl Flusher {
         let is_decided = for_good && self.is_decided(engine, containers, image);
         if let Some(pid) = engine.pid_of(image).filter(|_| is_decided) {
             engine.leave_out(pid);
+            self.processes.note_left_out(engine, containers, image);
+        }
+    }
+
+    /// A runtime that was down may be there again: what it knows of a container may decide otherwise.
+    fn review_left_out(
+        &mut self,
+        engine: &mut Engine,
+        configuration: &Configuration,
+        containers: &dyn Containers,
+    ) {
+        for image in self.processes.take_left_early(engine, containers) {
+            let who = self.processes.who(engine, configuration, containers, image, 0);
+            let is_wanted = who.is_some_and(|who| who.decision.choice.enabled != Some(false));
+            if let Some(pid) = engine.pid_of(image).filter(|_| is_wanted) {
+                engine.take_in(pid);
+            }
         }
     }
 

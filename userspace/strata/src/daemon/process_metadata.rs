@@ -66,6 +66,11 @@ fn container_of<'a>(
     }
 }
 
+/// Whether a container may still turn out to be known.
+fn is_unanswered(containers: &dyn Containers, id: &str) -> bool {
+    containers.of(id).is_none() && !containers.is_unknown(id)
+}
+
 /// An orchestrator's metadata of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Known {
@@ -98,6 +103,8 @@ struct KeptProcess {
     is_go: bool,
     /// It has had a profile of its own.
     has_profile: bool,
+    /// It was left out before a runtime had answered for its container.
+    is_left_early: bool,
     /// By AppDomain; 0 is the whole process.
     known: HashMap<u64, (u64, Arc<ResolvedProcess>)>,
 }
@@ -398,6 +405,7 @@ impl ProcessMetadata {
             runtime_id: reading::runtime_id(pid).unwrap_or_else(Uuid::new_v4),
             is_go: false,
             has_profile: false,
+            is_left_early: false,
             known: HashMap::new(),
         };
         self.kept.insert(image, process);
@@ -469,7 +477,37 @@ impl ProcessMetadata {
             let process = self.kept.get(&image);
             process.is_some_and(|process| process.met.elapsed() < UNDECIDED)
         };
-        containers.of(id).is_none() && !containers.is_unknown(id) && is_early()
+        is_unanswered(containers, id) && is_early()
+    }
+
+    /// A process is left out, which may be wrong: its container's runtime may not have answered.
+    pub fn note_left_out(&mut self, engine: &Engine, containers: &dyn Containers, image: ImageId) {
+        let group = engine.groups.known(image);
+        let id = group.and_then(|group| group.container.as_deref());
+        let is_early = id.is_some_and(|id| is_unanswered(containers, id));
+        if let Some(process) = self.kept.get_mut(&image) {
+            process.is_left_early = is_early;
+        }
+    }
+
+    /// Processes that were left out before a runtime had answered for their containers, and of which one
+    /// has by now.
+    pub fn take_left_early(
+        &mut self,
+        engine: &Engine,
+        containers: &dyn Containers,
+    ) -> Vec<ImageId> {
+        let left = self.kept.iter_mut().filter(|(_, process)| process.is_left_early);
+        let mut answered = Vec::new();
+        for (image, process) in left {
+            let group = engine.groups.known(*image);
+            let id = group.and_then(|group| group.container.as_deref());
+            if id.is_none_or(|id| !is_unanswered(containers, id)) {
+                process.is_left_early = false;
+                answered.push(*image);
+            }
+        }
+        answered
     }
 
     /// The identity of an AppDomain of a process; 0 for a process with at most one.
