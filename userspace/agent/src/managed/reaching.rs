@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use strata_clr::session::Which;
 
-use super::bridge::{self, Arrival};
+use super::attaching::Arrival;
+use super::bridge;
 use super::{LAST_WORDS, Managed, Policy, Standing, State, Target, runtime};
 use crate::image_id::ImageId;
 
@@ -215,5 +216,53 @@ impl Managed {
                 policy => self.reach(pid, image, policy == Policy::Attach),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::managed::code::MethodIndex;
+
+    #[test]
+    fn a_bridge_on_its_way_is_taken_back_by_the_reload_that_forbids_it() {
+        let mut managed = Managed::new(Policy::AsTold, false);
+        // No process has this pid: nothing is done to any process.
+        let (image, pid) = (ImageId(1), u32::MAX >> 1);
+        managed.found(pid, image);
+        managed.admit(image, Policy::Attach);
+        assert_eq!(managed.standing_of(image), Some(Standing::Attaching));
+        assert_eq!(managed.ask_again(|_| false), [pid]);
+        assert_eq!(managed.standing_of(image), Some(Standing::LeftAlone));
+        let arrival = loop {
+            match managed.bridges.arrived() {
+                Some(arrival) => break arrival,
+                None => std::thread::yield_now(),
+            }
+        };
+        assert!(arrival.is_withdrawn);
+        // The next reload allows it.
+        assert!(managed.ask_again(|_| true).is_empty());
+        managed.admit(image, Policy::Attach);
+        assert_eq!(managed.standing_of(image), Some(Standing::Attaching));
+    }
+
+    #[test]
+    fn what_was_read_stays_where_a_process_ends_before_it_is_attached_to_again() {
+        let mut managed = Managed::new(Policy::EnvironmentOnly, false);
+        let (image, pid) = (ImageId(1), u32::MAX >> 1);
+        managed.found(pid, image);
+        let target = managed.targets.get_mut(&image).expect("it was found");
+        target.runtime.code.insert(0x1000, 0x40, &[], MethodIndex(0));
+        (target.state, target.is_free) = (State::Ended, true);
+        managed.reach_free_ones();
+        assert_eq!(managed.standing_of(image), Some(Standing::Attaching));
+        while managed.standing_of(image) == Some(Standing::Attaching) {
+            managed.take_arrivals();
+            std::thread::yield_now();
+        }
+        assert_eq!(managed.standing_of(image), Some(Standing::Refused));
+        assert!(managed.targets[&image].runtime.code.knows(0x1000));
+        assert_eq!(managed.totals().taken_over, 0);
     }
 }

@@ -7,80 +7,48 @@
 //! until the flush is ([`Runtime::forget_described`]), of other code for some seconds
 //! ([`Runtime::forget_unsampled`]).
 //!
+//! - `method_code`: how the code of methods is unwound.
+//! - `il_maps`: which IL it comes from.
+//! - `unknown_code`: addresses that are in no method.
+//! - `confirming`: what still lives, after records were missed.
+//!
 //! Invariant: at most as many bytes of texts as the owner allows, and [`MAX_METHODS`] methods at a
 //! time; further ones are refused and counted.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Instant;
+mod confirming;
+mod il_maps;
+mod method_code;
+mod unknown_code;
 
 use strata_bridge_protocol::decode_error::DecodeError;
-use strata_bridge_protocol::field::IlMapEntry;
 use strata_bridge_protocol::record::{
-    AppDomainRecord, IlMapRecord, MethodKind, MethodView, ModuleRecord, RawRecord, Record, Tier,
-    kind,
+    AppDomainRecord, MethodKind, MethodView, ModuleRecord, RawRecord, Record, kind,
 };
-use strata_unwind::managed::{MethodCode, method_rules, method_unwinding};
 
+use self::confirming::Confirmed;
+pub use self::il_maps::IlMap;
+use self::il_maps::IlMaps;
 use super::asked::Addresses;
 use super::code::{CodeMap, Found, MAX_SPANS, MethodIndex};
 use super::methods::{Method, Methods};
 use super::modules::{Module, ModuleIndex, Modules};
 use super::names::{Described, SampledMethod};
-use super::stubs::{self, Stub};
 use super::threads::ThreadNames;
 use super::{MOST_DOMAINS, text_bytes};
-use crate::hash::{HashMap, HashSet};
+use crate::hash::HashMap;
 
 const MAX_METHODS: usize = MAX_SPANS;
 /// The default limit of texts.
 pub const MAX_BYTES: usize = 256 << 20;
-/// A method's code is read in whole up to this size.
-const MAX_CODE: u32 = 64 << 10;
-/// What an IL map costs besides its entries.
-const IL_MAP: usize = 100;
 /// The AppDomains of a process of which a record is kept. Of more than [`MOST_DOMAINS`] none is used.
 const MAX_DOMAINS: usize = 2 * MOST_DOMAINS;
 /// What the frame of a function costs.
 const FRAME: usize = 2 * size_of::<(u64, u32)>();
 
-/// An IL map.
-pub type IlMap = Arc<[IlMapEntry]>;
-
-/// What is known to live, after records were missed.
-#[derive(Default)]
-struct Confirmed {
-    methods: HashSet<MethodIndex>,
-    modules: HashSet<u64>,
-    threads: HashSet<u64>,
-    /// Records were refused, so what is not here may live.
-    is_incomplete: bool,
-}
-
 /// What an AppDomain's record takes.
 fn domain_bytes(domain: &AppDomainRecord) -> usize {
     let texts = [&domain.name, &domain.service, &domain.environment, &domain.version];
     size_of::<AppDomainRecord>() + texts.into_iter().map(|text| text_bytes(text)).sum::<usize>()
-}
-
-/// A requested IL map. During a long collection, or where its log is full, a bridge gives no answer.
-enum Requested {
-    Pending { earlier: u8 },
-    Unanswered { times: u8 },
-    Map(IlMap),
-}
-
-/// A request without an answer is repeated so often.
-const MOST_REQUESTS: u8 = 4;
-
-impl Requested {
-    fn bytes(&self) -> usize {
-        let entries = match self {
-            Self::Map(map) => map.len(),
-            Self::Pending { .. } | Self::Unanswered { .. } => 0,
-        };
-        IL_MAP + entries * size_of::<IlMapEntry>()
-    }
 }
 
 #[derive(Default)]
@@ -93,8 +61,7 @@ pub struct Runtime {
     /// By function: the frame of its unoptimised code, which code that replaces it while it runs
     /// is unwound by.
     frames: HashMap<u64, u32>,
-    /// IL maps that were requested, by method and start of the code.
-    il_maps: BTreeMap<(u32, u64), Requested>,
+    il_maps: IlMaps,
     addresses: Addresses,
     /// The era of the code when stubs were last found to be many.
     stubs_from: Option<u32>,
@@ -109,7 +76,7 @@ pub struct Runtime {
     pub enumerated: bool,
     /// The last status of the bridge.
     pub remarks: Vec<String>,
-    /// Of AppDomains and IL maps.
+    /// Of AppDomains.
     bytes: usize,
     /// Records refused because of the budget.
     pub refused: u64,
@@ -136,6 +103,7 @@ impl Runtime {
             + self.modules.bytes()
             + self.threads.bytes()
             + self.addresses.bytes()
+            + self.il_maps.bytes()
             + self.frames.len() * FRAME
     }
 
@@ -164,19 +132,19 @@ impl Runtime {
         if is_refused {
             self.refused += 1;
             if let Some(confirmed) = &mut self.confirmed {
-                confirmed.is_incomplete = true;
+                confirmed.note_refusal();
             }
         }
         is_refused
     }
 
     fn add_method(&mut self, method: &MethodView<'_>) {
-        self.method(method);
+        self.take_method(method);
         let start = method.ranges.iter().next().map(|range| range.start);
         if let Some(confirmed) = &mut self.confirmed
             && let Some(index) = start.and_then(|start| self.code.method_from(start))
         {
-            confirmed.methods.insert(index);
+            confirmed.note_method(index);
         }
         self.drop_unused();
     }
@@ -194,25 +162,7 @@ impl Runtime {
             return;
         }
         if let Some(confirmed) = &mut self.confirmed {
-            match &record {
-                Record::Module(module) => {
-                    confirmed.modules.insert(module.module);
-                }
-                Record::ModuleUnload(gone) => {
-                    confirmed.modules.remove(&gone.module);
-                }
-                // One without a name is not kept.
-                Record::Thread(thread) if thread.name.is_empty() => {
-                    confirmed.threads.remove(&thread.managed_id);
-                }
-                Record::Thread(thread) => {
-                    confirmed.threads.insert(thread.managed_id);
-                }
-                Record::ThreadEnd(gone) => {
-                    confirmed.threads.remove(&gone.managed_id);
-                }
-                _ => {}
-            }
+            confirmed.note(&record);
         }
         match record {
             // These are read where they lie.
@@ -234,12 +184,8 @@ impl Runtime {
                 let before = self.domains.insert(domain.id, domain);
                 self.uncount(before.map(|before| domain_bytes(&before)));
             }
-            Record::IlMap(map) => self.il_map(map),
-            Record::NotFound(unknown) => {
-                if self.addresses.is_in_no_method(unknown.ip) {
-                    self.unknown_stubs.push(unknown.ip);
-                }
-            }
+            Record::IlMap(map) => self.take_il_map(map),
+            Record::NotFound(unknown) => self.is_in_no_method(unknown.ip),
             Record::Enumerated(_) => self.enumerated = true,
             Record::Diagnostic(remark) => {
                 tracing::debug!(level = remark.level, "bridge: {}", remark.text);
@@ -256,131 +202,6 @@ impl Runtime {
         self.drop_unused();
     }
 
-    fn method(&mut self, record: &MethodView<'_>) {
-        self.addresses.is_answered(record.asked_ip);
-        let module = self.modules.enter(record.module);
-        self.modules.add_method(module);
-        let method = Method::new(record, module);
-        if self.is_known(record, &method) {
-            self.modules.remove_method(module);
-            return;
-        }
-        if self.methods.len() >= MAX_METHODS {
-            self.modules.remove_method(module);
-            self.refused += 1;
-            return;
-        }
-        let is_replacement = method.tier() == Tier::Osr;
-        let index = self.methods.add(method);
-        let mut ranges = record.ranges.iter();
-        let mut frame = None;
-        if let Some(range) = ranges.next() {
-            let code = MethodCode {
-                size: range.size,
-                bytes: range.code,
-                is_replacement,
-                replaced_frame: self.frames.get(&record.function).copied(),
-            };
-            let unwinding = method_unwinding(&code);
-            if unwinding.wants_all_code
-                && range.size <= MAX_CODE
-                && let Some(method) = self.methods.get_mut(index)
-            {
-                method.published_code_bytes =
-                    u16::try_from(range.code.len()).unwrap_or(u16::MAX).max(1);
-            }
-            frame = Some(unwinding.replaceable_frame);
-            self.code.insert(range.start, range.size, &unwinding.rules, index);
-            // Cold code of a method runs in the frame that its start has made.
-            if let Some((_, body)) = unwinding.rules.last() {
-                for range in ranges {
-                    self.code.insert(range.start, range.size, &[(0, *body)], index);
-                }
-            }
-        }
-        self.methods_told += 1;
-        if !self.code.has_code_of(index) {
-            self.forget_method(index);
-            return;
-        }
-        // The code of other kinds is never replaced while it runs.
-        let may_be_replaced =
-            !matches!(record.kind(), Some(MethodKind::Dynamic | MethodKind::Stub))
-                && matches!(record.tier(), Tier::Minimal | Tier::Unknown);
-        if may_be_replaced && let Some(frame) = frame {
-            match frame {
-                Some(frame) => self.frames.insert(record.function, frame),
-                None => self.frames.remove(&record.function),
-            };
-        }
-    }
-
-    /// Records were missed. What lives is reported again from now on.
-    pub fn confirm_all(&mut self) {
-        self.confirmed = Some(Confirmed::default());
-        // The answers may have been among them.
-        self.addresses.forget_waiting();
-        let before = self.il_maps.len();
-        self.il_maps.retain(|_, map| matches!(map, Requested::Map(_)));
-        self.uncount(Some((before - self.il_maps.len()) * IL_MAP));
-    }
-
-    /// What was not reported again has ended: its end was missed.
-    pub fn forget_unconfirmed(&mut self) {
-        let Some(confirmed) = self.confirmed.take() else { return };
-        if confirmed.is_incomplete {
-            return;
-        }
-        let methods = self.code.methods();
-        let gone: Vec<_> =
-            methods.filter(|(_, method)| !confirmed.methods.contains(method)).collect();
-        for (start, index) in gone {
-            if let Some(method) = self.methods.get(index) {
-                self.frames.remove(&method.function);
-            }
-            self.code.remove_ended(start);
-        }
-        let gone: Vec<u64> =
-            self.modules.ids().filter(|id| !confirmed.modules.contains(id)).collect();
-        gone.into_iter().for_each(|id| self.modules.unloaded(id));
-        self.threads.retain(|id| confirmed.threads.contains(&id));
-        self.drop_unused();
-    }
-
-    /// Whether the method and its code are those of a record before.
-    fn is_known(&self, record: &MethodView<'_>, method: &Method) -> bool {
-        let Some(first) = record.ranges.iter().next() else { return false };
-        let Some(index) = self.code.method_in(first.start, first.size) else { return false };
-        let known = self.methods.get(index);
-        let is_there = |start, size| self.code.method_in(start, size) == Some(index);
-        known.is_some_and(|known| known.is_described_by(method))
-            && record.ranges.iter().all(|range| is_there(range.start, range.size))
-    }
-
-    fn il_map(&mut self, record: IlMapRecord) {
-        let Some(index) = self.code.method_from(record.start) else { return };
-        if self.methods.get(index).is_none_or(|method| method.function != record.function) {
-            return;
-        }
-        let map = Requested::Map(record.entries.into());
-        self.bytes += map.bytes();
-        let before = self.il_maps.insert((index.0, record.start), map);
-        self.uncount(before.map(|before| before.bytes()));
-    }
-
-    /// There is no answer to a request: a later sample repeats it.
-    pub fn il_map_is_unanswered(&mut self, function: u64, start: u64) {
-        let Some(index) = self.code.method_from(start) else { return };
-        if self.methods.get(index).is_none_or(|method| method.function != function) {
-            return;
-        }
-        if let Some(requested) = self.il_maps.get_mut(&(index.0, start))
-            && let Requested::Pending { earlier } = *requested
-        {
-            *requested = Requested::Unanswered { times: earlier + 1 };
-        }
-    }
-
     /// Forgets methods of which no code is kept.
     fn drop_unused(&mut self) {
         for index in self.code.take_unused() {
@@ -391,11 +212,7 @@ impl Runtime {
     fn forget_method(&mut self, index: MethodIndex) {
         let Some(method) = self.methods.remove(index) else { return };
         self.modules.remove_method(method.module);
-        let of_method = (index.0, 0)..=(index.0, u64::MAX);
-        while let Some((&place, _)) = self.il_maps.range(of_method.clone()).next() {
-            let requested = self.il_maps.remove(&place);
-            self.uncount(requested.map(|requested| requested.bytes()));
-        }
+        self.il_maps.forget_method(index);
     }
 
     /// The samples until a flush were described: what was gone when this era began is forgotten.
@@ -439,37 +256,6 @@ impl Runtime {
 
     pub fn method_of(&self, index: MethodIndex) -> Option<&Method> {
         self.methods.get(index)
-    }
-
-    /// How much of a method's code should be read, because its first bytes do not tell all of
-    /// its rules (they may belong to handlers); once for each method.
-    pub fn wants_code(&self, found: Found) -> Option<u32> {
-        let method = self.methods.get(found.method)?;
-        (method.published_code_bytes > 0 && method.start == found.start)
-            .then(|| self.code.size_of(found.start, found.method))?
-    }
-
-    /// All of the code that starts here, or what could be read of it.
-    pub fn take_code(&mut self, (start, wanted): (u64, u32), bytes: &[u8]) {
-        let Some(index) = self.code.method_from(start) else { return };
-        let Some(size) = self.code.size_of(start, index) else { return };
-        let Some(method) = self.methods.get_mut(index) else { return };
-        if size != wanted {
-            // Other code is there by now.
-            return;
-        }
-        let known = std::mem::take(&mut method.published_code_bytes);
-        // Of a process that has ended, nothing can be read: its bridge's records hold.
-        if known == 0 || bytes.len() <= usize::from(known) {
-            return;
-        }
-        let rules = method_rules(&MethodCode {
-            size,
-            bytes,
-            is_replacement: method.tier() == Tier::Osr,
-            replaced_frame: self.frames.get(&method.function).copied(),
-        });
-        self.code.refine(start, &rules);
     }
 
     /// Methods that the bridge has reported.
@@ -519,79 +305,13 @@ impl Runtime {
     pub fn module_changes(&self) -> usize {
         self.modules.changes()
     }
-
-    /// Notes that an IL map is requested; false when it was requested before.
-    pub fn ask_il_map(&mut self, found: Found) -> bool {
-        let place = (found.method.0, found.start);
-        let earlier = match self.il_maps.get(&place) {
-            None => {
-                self.bytes += IL_MAP;
-                0
-            }
-            Some(Requested::Unanswered { times }) if *times < MOST_REQUESTS => *times,
-            Some(_) => return false,
-        };
-        self.il_maps.insert(place, Requested::Pending { earlier });
-        true
-    }
-
-    pub fn il_map_of(&self, found: Found) -> Option<&IlMap> {
-        match self.il_maps.get(&(found.method.0, found.start))? {
-            Requested::Map(map) => Some(map),
-            Requested::Pending { .. } | Requested::Unanswered { .. } => None,
-        }
-    }
-
-    /// Notes that an address is requested; false when it was requested before.
-    pub fn ask(&mut self, address: u64, is_caller: bool) -> bool {
-        self.addresses.ask(address, is_caller, Instant::now())
-    }
-
-    /// There is no answer about an address. It may be asked about again; when that was refused some times, its
-    /// code is read.
-    pub fn is_unanswered(&mut self, address: u64, is_refused: bool) {
-        if self.addresses.is_unanswered(address, is_refused, Instant::now()) {
-            self.unknown_stubs.push(address);
-        }
-    }
-
-    /// Takes the addresses in no method, by the runtime's answer, whose code is to be read.
-    pub fn take_unknown_stubs(&mut self) -> Vec<u64> {
-        std::mem::take(&mut self.unknown_stubs)
-    }
-
-    /// Keeps the stub that was found at an address.
-    pub fn take_stub(&mut self, address: u64, stub: Option<Stub>) {
-        // .NET Core 3.1 does not mark its memory: another compiler's code may lie in such, too.
-        let nameless = || self.code.is_beside_known(address).then_some(stubs::NAMELESS);
-        let name = stub.map(|stub| stub.name).or_else(nameless);
-        let is_caller = self.addresses.add_stub(address, name);
-        if !self.code.is_gone(address) {
-            self.code.insert_stub(address, is_caller);
-        }
-        if let Some(stub) = stub
-            && let Some(rules) = stub.rules()
-        {
-            self.code.insert_known_stub(address - stub.offset, stub.size, &rules);
-        }
-    }
-
-    /// The name of the runtime's own code at an address; `Some(None)` if it has none.
-    pub fn stub_at(&self, address: u64) -> Option<Option<&'static str>> {
-        self.addresses.stub_at(address)
-    }
-
-    /// Whether the answer about an address is pending.
-    pub fn is_waiting_for(&self, address: u64) -> bool {
-        self.addresses.is_waiting_for(address)
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use strata_bridge_protocol::field::CodeRangeRecord;
+    use strata_bridge_protocol::field::{CodeRangeRecord, IlMapEntry};
     use strata_bridge_protocol::record::{
-        IlMapRecord, MethodRecord, MethodUnload, ModuleUnload, NotFound, ThreadRecord, TypeRecord,
+        IlMapRecord, MethodRecord, MethodUnload, ModuleUnload, TypeRecord,
     };
 
     use super::super::names;
@@ -608,13 +328,13 @@ mod tests {
     }
 
     /// `push rbp; mov rbp, rsp`, and then what a handler may follow in.
-    const CODE: [u8; 8] = [0x55, 0x48, 0x89, 0xe5, 0x90, 0x90, 0x90, 0x90];
+    pub(super) const CODE: [u8; 8] = [0x55, 0x48, 0x89, 0xe5, 0x90, 0x90, 0x90, 0x90];
 
-    fn found(runtime: &Runtime, address: u64) -> Found {
+    pub(super) fn found(runtime: &Runtime, address: u64) -> Found {
         runtime.find(address, runtime.code.eras.now()).expect("a method is there")
     }
 
-    fn method(function: u64, start: u64) -> MethodRecord {
+    pub(super) fn method(function: u64, start: u64) -> MethodRecord {
         let range = CodeRangeRecord { start, size: 0x40, code: CODE.into() };
         MethodRecord {
             function,
@@ -625,7 +345,7 @@ mod tests {
         }
     }
 
-    fn unload(runtime: &mut Runtime, function: u64, start: u64) {
+    pub(super) fn unload(runtime: &mut Runtime, function: u64, start: u64) {
         runtime.take_record(MethodUnload { function, start }, MAX_BYTES);
     }
 
@@ -659,22 +379,6 @@ mod tests {
         }
         assert!(runtime.bytes() < 2 * most, "{}", runtime.bytes());
         assert!(runtime.refused > 0);
-    }
-
-    #[test]
-    fn code_that_cannot_be_read_leaves_what_was_published() {
-        let mut runtime = Runtime::default();
-        let range = CodeRangeRecord { start: 0x1000, size: 0x100, code: CODE.into() };
-        let method = MethodRecord { ranges: vec![range], ..MethodRecord::default() };
-        runtime.take_record(method, MAX_BYTES);
-        let at = found(&runtime, 0x1000);
-        assert_eq!(runtime.wants_code(at), Some(0x100));
-        assert_eq!(runtime.code.keeps_frame_pointer(0x1050), Some(true));
-        runtime.take_code((0x1000, 0x80), &[0x90; 0x80]);
-        assert_eq!(runtime.wants_code(at), Some(0x100), "that was other code");
-        runtime.take_code((0x1000, 0x100), &[]);
-        assert_eq!(runtime.code.keeps_frame_pointer(0x1050), Some(true), "of no bytes");
-        assert_eq!(runtime.wants_code(at), None, "it is asked for once");
     }
 
     #[test]
@@ -712,24 +416,6 @@ mod tests {
         assert_eq!((runtime.methods.len(), runtime.frames.len(), runtime.il_maps.len()), (0, 0, 0));
         assert!(largest < 3 << 20, "{largest}");
         assert!(runtime.bytes() < 1 << 20, "{}", runtime.bytes());
-    }
-
-    #[test]
-    fn a_request_without_an_answer_is_repeated_a_few_times() {
-        let mut runtime = Runtime::default();
-        runtime.take_record(method(7, 0x1000), 1 << 20);
-        let at = found(&runtime, 0x1008);
-        for _ in 0..MOST_REQUESTS {
-            assert!(runtime.ask_il_map(at));
-            assert!(!runtime.ask_il_map(at), "it is pending");
-            runtime.il_map_is_unanswered(8, 0x1000);
-            assert!(!runtime.ask_il_map(at), "that was another function's");
-            runtime.il_map_is_unanswered(7, 0x1000);
-        }
-        assert!(!runtime.ask_il_map(at), "not for ever");
-        let map = IlMapRecord { function: 7, start: 0x1000, ..IlMapRecord::default() };
-        runtime.take_record(map, 1 << 20);
-        assert!(runtime.il_map_of(at).is_some(), "an answer that comes late holds");
     }
 
     #[test]
@@ -801,102 +487,6 @@ mod tests {
             runtime.forget_described(runtime.code.eras.now());
         }
         assert!(runtime.bytes() <= once, "{} {once}", runtime.bytes());
-    }
-
-    #[test]
-    fn a_record_that_is_written_again_changes_nothing() {
-        let mut runtime = Runtime::default();
-        runtime.take_record(method(1, 0x1000), MAX_BYTES);
-        let (era, bytes) = (runtime.code.eras.now(), runtime.bytes());
-        let resolved = MethodRecord { kind: MethodKind::Resolved as u8, ..method(1, 0x1000) };
-        for again in [method(1, 0x1000), resolved] {
-            runtime.take_record(again, MAX_BYTES);
-            assert_eq!((runtime.code.eras.now(), runtime.bytes()), (era, bytes));
-        }
-        assert_eq!(runtime.methods(), 1);
-        // Another function is there now.
-        runtime.take_record(method(2, 0x1000), MAX_BYTES);
-        assert_ne!(runtime.code.eras.now(), era);
-        assert_eq!(runtime.methods(), 2);
-    }
-
-    #[test]
-    fn what_ended_while_records_were_missed_is_forgotten_and_what_lives_stays() {
-        let mut runtime = Runtime::default();
-        let module =
-            |id: u64| ModuleRecord { module: id, assembly: format!("a{id}"), ..Default::default() };
-        let thread = |id: u64| ThreadRecord {
-            managed_id: id,
-            os_tid: id as u32,
-            name: format!("thread{id}"),
-        };
-        let of = |id: u64, function, start| MethodRecord { module: id, ..method(function, start) };
-        for id in [8, 9] {
-            runtime.take_record(module(id), MAX_BYTES);
-            runtime.take_record(thread(id), MAX_BYTES);
-        }
-        runtime.take_record(of(8, 1, 0x1000), MAX_BYTES);
-        runtime.take_record(of(9, 2, 0x2000), MAX_BYTES);
-        runtime.take_record(of(8, 3, 0x3000), MAX_BYTES);
-        assert!(runtime.ask(0x5000, false));
-        let era = runtime.code.eras.now();
-        runtime.find_sampled(0x2008, era);
-
-        runtime.confirm_all();
-        assert!(runtime.ask(0x5000, false), "its answer may have been missed");
-        // In the order in which they come to be behind one another in the log.
-        runtime.take_record(of(8, 1, 0x1000), MAX_BYTES);
-        runtime.take_record(of(8, 4, 0x3000), MAX_BYTES);
-        runtime.take_record(module(8), MAX_BYTES);
-        runtime.take_record(thread(8), MAX_BYTES);
-        assert!(runtime.find(0x2008, era).is_some(), "not before all was reported");
-        runtime.forget_unconfirmed();
-
-        let now = runtime.code.eras.now();
-        let function = |runtime: &Runtime, address, era| {
-            let found = runtime.find(address, era)?;
-            runtime.method_of(found.method).map(|method| method.function)
-        };
-        assert_eq!(function(&runtime, 0x1008, now), Some(1));
-        assert!(!runtime.code.knows(0x2008));
-        assert_eq!(function(&runtime, 0x3008, now), Some(4));
-        assert_eq!(function(&runtime, 0x2008, era), Some(2), "its samples are described");
-        assert_eq!(runtime.modules().map(|module| module.module).collect::<Vec<_>>(), [8]);
-        runtime.forget_ended_threads();
-        assert_eq!((runtime.thread_name(8), runtime.thread_name(9)), (Some("thread8"), None));
-        runtime.forget_described(now);
-        assert_eq!(runtime.methods.len(), 2);
-    }
-
-    #[test]
-    fn nothing_is_forgotten_when_what_lives_was_refused() {
-        let mut runtime = Runtime::default();
-        runtime.take_record(method(1, 0x1000), MAX_BYTES);
-        runtime.confirm_all();
-        runtime.take_record(method(1, 0x1000), 0);
-        assert_eq!(runtime.refused, 1);
-        runtime.forget_unconfirmed();
-        assert!(runtime.find(0x1008, runtime.code.eras.now()).is_some());
-    }
-
-    #[test]
-    fn stubs_that_are_met_and_gone_do_not_fill_the_map() {
-        let mut runtime = Runtime::default();
-        let most = 8 << 20;
-        for n in 0..100_000u64 {
-            let address = 0x10_0000 + n * 0x1000;
-            assert!(runtime.ask(address, false));
-            runtime.take_record(NotFound { ip: address }, most);
-            for stub in runtime.take_unknown_stubs() {
-                runtime.take_stub(stub, None);
-            }
-            assert!(runtime.code.knows(address));
-            if n % 3000 == 0 {
-                runtime.forget_described(runtime.code.eras.now());
-            }
-        }
-        assert_eq!((runtime.refused, runtime.code.refused), (0, 0));
-        assert!(runtime.bytes() < 5 << 20, "{}", runtime.bytes());
     }
 
     #[test]

@@ -15,7 +15,8 @@ use strata_bridge_protocol::shared_file::monotonic_time;
 use strata_clr::session::Which;
 use strata_kinds::Kind;
 
-use super::bridge::{Bridge, Refusal, Update};
+use super::attaching::Refusal;
+use super::bridge::{Bridge, Update};
 use super::code_reader::{Answer, CodeReader, Place, Purpose};
 use super::events::Events;
 use super::maps_reader::MapsReader;

@@ -1,23 +1,23 @@
-//! Files' tables and processes' extents in kernel memory.
+//! Processes whose samples the kernel unwinds, or skips: each is published with its extents, which lead to
+//! files' tables.
 //!
-//! Tables are loaded once per file and shared by every process that maps it. Extents are one block
-//! per process, shared by processes that map the same (forks). Over the memory limit, the process
-//! that was published longest ago without a sample since is evicted: if it runs again, its next
-//! sample arrives deferred and reloads it.
+//! - `loading`: those tables, once per file, shared by every process that maps it.
+//! - `forks`: processes that the kernel has given their parents' entry.
+//!
+//! Over the memory limit, the process that was published longest ago without a sample since is
+//! evicted: if it runs again, its next sample arrives deferred and reloads it.
+
+mod forks;
+mod loading;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strata_abi::rule::Rule;
-use strata_abi::tables::{
-    EXTENT_WORDS, Extent, ExtentKind, MAX_EXTENTS, MAX_INHERITED, PROCESS_PATIENT, PROCESS_SKIP,
-    Process, row_rule,
-};
-use strata_unwind::UnwindTable;
+use strata_abi::tables::{Extent, ExtentKind, MAX_EXTENTS, PROCESS_PATIENT, PROCESS_SKIP, Process};
 
-use super::arena::Range;
-use super::extents::{Code, LoadedPiece, Stretch, Table, extent_words, extents_of, still_holds};
-use super::rule_set::{NEW_RULES_PER_OWNER, RuleSet};
+use super::blocks::{Block, Blocks};
+use super::extents::{Stretch, extents_of};
+use super::rule_set::RuleSet;
 use super::search;
 use super::segments::Segments;
 use crate::hash::{HashMap, HashSet};
@@ -38,30 +38,6 @@ const PATIENT_CAPTURES: u32 = 256;
 /// Publications of a process whose generations are remembered: one may happen between a process's
 /// execution of another program and the event that reports it.
 const REMEMBERED: usize = 4;
-const WORDS_PER_RULE: usize = size_of::<Rule>() / 4;
-
-struct Published {
-    extents: Arc<[Extent]>,
-    /// Kept alive by the processes published with them.
-    _tables: Vec<Arc<Table>>,
-    range: Range,
-    generation: u32,
-    users: u32,
-}
-
-impl Published {
-    /// Whether it is what an entry of the kernel's refers to.
-    fn is_of(&self, entry: &Process) -> bool {
-        let Range { segment, offset, .. } = self.range;
-        (entry.segment, entry.offset, entry.generation) == (segment, offset, self.generation)
-    }
-
-    /// Kernel memory attributed to it: its own, and its share of tables used by others too.
-    fn weight(&self) -> u64 {
-        let of_table = |table: &Arc<Table>| table.bytes() / Arc::strong_count(table).max(1) as u64;
-        u64::from(self.range.words) * 4 + self._tables.iter().map(of_table).sum::<u64>()
-    }
-}
 
 #[derive(Clone)]
 struct Owner {
@@ -76,7 +52,7 @@ struct Owner {
 pub struct Store {
     rules: RuleSet,
     pub segments: Segments,
-    blocks: HashMap<u64, Published>,
+    blocks: Blocks,
     owners: HashMap<u32, Owner>,
     /// Processes whose samples are not wanted, and whether the kernel's map has that.
     skipped: HashMap<u32, bool>,
@@ -88,9 +64,6 @@ pub struct Store {
     outdated: HashMap<u32, [u32; REMEMBERED]>,
     /// Processes without a budget of raw records at their last publication.
     withheld: HashSet<u32>,
-    by_content: HashMap<Arc<[Extent]>, u64>,
-    next_block: u64,
-    generation: u32,
     /// Since as many processes again were allowed to be given an entry.
     forks: u64,
     /// Dropped tables whose memory is not freed yet.
@@ -107,16 +80,13 @@ impl Store {
         Self {
             rules: RuleSet::default(),
             segments: Segments::new(limit),
-            blocks: HashMap::default(),
+            blocks: Blocks::default(),
             owners: HashMap::default(),
             skipped: HashMap::default(),
             is_full: false,
             unwanted: HashMap::default(),
             outdated: HashMap::default(),
             withheld: HashSet::default(),
-            by_content: HashMap::default(),
-            next_block: 0,
-            generation: 0,
             forks: 0,
             evicted: 0,
             refused: 0,
@@ -126,71 +96,6 @@ impl Store {
 
     pub fn rule_count(&self) -> usize {
         self.rules.count()
-    }
-
-    /// Copies a file's table into kernel memory. `None` when there is no room for it.
-    pub fn load(&mut self, programs: &mut Programs, table: &UnwindTable) -> Option<Table> {
-        self.load_within(programs, table, &mut NEW_RULES_PER_OWNER.clone())
-    }
-
-    /// As [`Self::load`]; at most `quota` of its rules may be new.
-    pub fn load_within(
-        &mut self,
-        programs: &mut Programs,
-        table: &UnwindTable,
-        quota: &mut usize,
-    ) -> Option<Table> {
-        if programs.rules().is_none() {
-            self.refused += 1;
-            return None;
-        }
-        let mut ranges = Vec::with_capacity(table.pieces.len());
-        for piece in &table.pieces {
-            let words = u32::try_from(piece.index.len() + piece.rows.len()).ok();
-            match words.and_then(|words| self.segments.allocate(programs, words)) {
-                Some(range) => ranges.push(range),
-                None => {
-                    let now = Instant::now();
-                    ranges.into_iter().for_each(|range| self.segments.free(range, now));
-                    self.refused += 1;
-                    return None;
-                }
-            }
-        }
-        let rule_memory = programs.rules()?;
-        let numbers = self.rules.load(&table.rules, quota, |number, rule| {
-            let words = rule_words(&rule);
-            rule_memory.write(usize::from(number) * WORDS_PER_RULE, words.into_iter());
-        });
-        let mut pieces = Vec::with_capacity(ranges.len());
-        for (piece, range) in table.pieces.iter().zip(ranges) {
-            let memory = self.segments.memory(range.segment)?;
-            let offset = range.offset as usize;
-            memory.write(offset, piece.index.iter().copied());
-            let rows = piece.rows.iter().map(|&row| {
-                let number = numbers.get(usize::from(row_rule(row))).copied().unwrap_or_default();
-                row & 0xffff | u32::from(number) << 16
-            });
-            memory.write(offset + piece.index.len(), rows);
-            pieces.push(LoadedPiece {
-                first_page: piece.first_page,
-                pages: piece.pages,
-                row_count: piece.rows.len() as u32,
-                range,
-            });
-        }
-        Some(Table { pieces, numbers, loads: table.loads.clone() })
-    }
-
-    /// Frees a table's memory. Only when no published process uses it any more. Returns how many
-    /// rule numbers were its own.
-    pub fn unload(&mut self, table: Table) -> usize {
-        let now = Instant::now();
-        let freed = self.rules.unload(&table.numbers, now);
-        for piece in table.pieces {
-            self.segments.free(piece.range, now);
-        }
-        freed
     }
 
     /// Makes a process's extents known to the kernel. `code` is sorted by address; it is complete
@@ -208,20 +113,14 @@ impl Store {
             extents.truncate(MAX_EXTENTS as usize);
         }
         let extents: Arc<[Extent]> = extents.into();
-        let block = match self.by_content.get(&extents) {
-            Some(&block) => block,
-            None => match self.write_block(
-                programs,
-                &extents,
-                code,
-                self.kept_generation(pid, &extents),
-            ) {
-                Some(block) => block,
-                None => {
-                    self.refused += 1;
-                    return Ok(());
-                }
-            },
+        let block = self.blocks.find(&extents).or_else(|| {
+            let owner = self.owners.get(&pid);
+            let kept = owner.and_then(|owner| self.blocks.kept_generation(owner.block, &extents));
+            self.blocks.write(programs, &mut self.segments, &extents, code, kept)
+        });
+        let Some(block) = block else {
+            self.refused += 1;
+            return Ok(());
         };
         let now = Instant::now();
         self.skipped.remove(&pid);
@@ -233,7 +132,7 @@ impl Store {
             self.withheld.insert(pid);
         }
         let granted = withheld.unwrap_or(now);
-        let generation = self.blocks.get(&block).map_or(0, |published| published.generation);
+        let generation = self.blocks.get(block).map_or(0, Block::generation);
         let mut generations = self.owners.get(&pid).map_or([0; REMEMBERED], |old| old.generations);
         if !generations.contains(&generation) {
             generations.rotate_right(1);
@@ -247,13 +146,8 @@ impl Store {
         }
         let owner = Owner { block, generations, last_used: now, granted };
         let old = self.owners.insert(pid, owner);
-        if let Some(published) = self.blocks.get_mut(&block) {
-            published.users += 1;
+        if let Some(published) = self.blocks.add_user(block) {
             let entry = Process {
-                segment: published.range.segment,
-                offset: published.range.offset,
-                count: published.extents.len() as u32,
-                generation: published.generation,
                 captures: match (complete, waits) {
                     _ if withheld.is_some() => 0,
                     (false, _) => CAPTURES_MEANWHILE,
@@ -261,61 +155,23 @@ impl Store {
                     (true, false) => CAPTURES,
                 },
                 flags: if waits { PROCESS_PATIENT } else { 0 },
+                ..published.entry()
             };
             if let Err(error) = self.set_process(programs, pid, entry) {
                 self.refused += 1;
                 if let Some(owner) = self.owners.remove(&pid) {
-                    self.release(owner.block, now);
+                    self.blocks.release(&mut self.segments, owner.block, now);
                 }
                 if let Some(old) = old {
-                    self.release(old.block, now);
+                    self.blocks.release(&mut self.segments, old.block, now);
                 }
                 return Err(error);
             }
         }
         if let Some(old) = old {
-            self.release(old.block, now);
+            self.blocks.release(&mut self.segments, old.block, now);
         }
         Ok(())
-    }
-
-    /// A process was forked. Where it was given its parent's entry, and that still has it, both are
-    /// published with it. What the parent has mapped since may be something else in the child.
-    pub fn forked(&mut self, programs: &mut Programs, pid: u32, parent: u32) {
-        self.forks += 1;
-        if self.forks >= MAX_INHERITED / 4 {
-            self.allow_inheriting(programs);
-        }
-        // A pid may be reused before its last owner was evicted.
-        self.withdraw(programs, pid);
-        // It may have executed a program since, and has none then.
-        let Some(given) = programs.inherited_by(pid) else { return };
-        let owner = self.owners.get(&parent).cloned();
-        let published = owner.as_ref().and_then(|owner| self.blocks.get_mut(&owner.block));
-        match (owner, published.filter(|published| published.is_of(&given))) {
-            (Some(owner), Some(published)) => {
-                published.users += 1;
-                self.owners.insert(pid, Owner { last_used: Instant::now(), ..owner });
-            }
-            _ => programs.remove_process(pid),
-        }
-    }
-
-    /// Entries that processes were given are seen to: as many more may be given.
-    pub fn allow_inheriting(&mut self, programs: &mut Programs) {
-        if std::mem::take(&mut self.forks) > 0 {
-            programs.allow_inheriting();
-        }
-    }
-
-    /// Withdraws entries that processes were given and that nothing is known of: events were lost.
-    pub fn withdraw_inherited(&mut self, programs: &mut Programs) {
-        for pid in programs.inheritors() {
-            if !self.owners.contains_key(&pid) && !self.skipped.contains_key(&pid) {
-                programs.remove_process(pid);
-            }
-        }
-        programs.allow_inheriting();
     }
 
     /// Where the map is full, the entry of a skipped process makes room, whose samples are skipped here
@@ -348,7 +204,7 @@ impl Store {
     /// Skips samples of this process until it executes another program.
     pub fn skip(&mut self, programs: &mut Programs, pid: u32) {
         if let Some(owner) = self.owners.remove(&pid) {
-            self.release(owner.block, Instant::now());
+            self.blocks.release(&mut self.segments, owner.block, Instant::now());
         } else if self.is_full && self.skipped.get(&pid) == Some(&false) {
             return;
         }
@@ -397,60 +253,6 @@ impl Store {
         }
     }
 
-    /// A process's generation, when its new extents only add to its old ones: every rule cached
-    /// for it still holds. Not when others share the old ones: they may grow another way.
-    fn kept_generation(&self, pid: u32, new: &[Extent]) -> Option<u32> {
-        let owner = self.owners.get(&pid)?;
-        let old = self.blocks.get(&owner.block).filter(|old| old.users == 1)?;
-        old.extents.iter().all(|extent| still_holds(extent, new)).then_some(old.generation)
-    }
-
-    fn write_block(
-        &mut self,
-        programs: &mut Programs,
-        extents: &Arc<[Extent]>,
-        code: &[Stretch],
-        generation: Option<u32>,
-    ) -> Option<u64> {
-        let words = u32::try_from(extents.len() * EXTENT_WORDS).ok()?;
-        let range = self.segments.allocate(programs, words)?;
-        let memory = self.segments.memory(range.segment)?;
-        let mut offset = range.offset as usize;
-        for extent in extents.iter() {
-            memory.write(offset, extent_words(extent).into_iter());
-            offset += EXTENT_WORDS;
-        }
-        let tables = code
-            .iter()
-            .filter_map(|stretch| match &stretch.code {
-                Code::Table { table, .. } | Code::Generated { table, .. } => Some(table.clone()),
-                Code::Unannounced | Code::FramePointer => None,
-            })
-            .collect();
-        let generation = generation.unwrap_or_else(|| {
-            // 0 means "no rule cached": it is never a generation.
-            self.generation = self.generation.wrapping_add(1).max(1);
-            self.generation
-        });
-        self.next_block += 1;
-        let published =
-            Published { extents: extents.clone(), _tables: tables, range, generation, users: 0 };
-        self.blocks.insert(self.next_block, published);
-        self.by_content.insert(extents.clone(), self.next_block);
-        Some(self.next_block)
-    }
-
-    fn release(&mut self, block: u64, now: Instant) {
-        let Some(published) = self.blocks.get_mut(&block) else { return };
-        published.users = published.users.saturating_sub(1);
-        if published.users == 0
-            && let Some(published) = self.blocks.remove(&block)
-        {
-            self.by_content.remove(&published.extents);
-            self.segments.free(published.range, now);
-        }
-    }
-
     /// Unpublishes a process that has executed another program: stacks that the kernel still
     /// unwinds with the old tables are recognised by their generation.
     pub fn outdate(&mut self, programs: &mut Programs, pid: u32) {
@@ -478,7 +280,7 @@ impl Store {
             programs.remove_process(pid);
         }
         if let Some(owner) = owner {
-            self.release(owner.block, Instant::now());
+            self.blocks.release(&mut self.segments, owner.block, Instant::now());
         }
     }
 
@@ -521,7 +323,7 @@ impl Store {
     pub fn next_evicted(&self, now: Instant) -> Option<u32> {
         let limit = self.segments.limit_bytes() / 4;
         let weights = self.owners.iter().filter_map(|(pid, owner)| {
-            let weight = self.blocks.get(&owner.block)?.weight();
+            let weight = self.blocks.get(owner.block)?.weight();
             Some((weight, *pid, owner.last_used))
         });
         let (weight, heaviest, _) = weights.max()?;
@@ -541,33 +343,17 @@ impl Store {
     }
 }
 
-fn rule_words(rule: &Rule) -> [u32; WORDS_PER_RULE] {
-    [
-        rule.packed.0,
-        u32::from_ne_bytes([rule.base, rule.flags, rule.ra_register, rule.index_register]),
-        rule.cfa_offset as u32,
-        rule.deref_add as u32,
-        rule.fp_offset as u32,
-        rule.extra_offset as u32,
-        rule.ra_offset as u32,
-        rule.second,
-    ]
-}
-
 #[cfg(test)]
 mod tests {
     use strata_abi::tables::SEGMENT_BYTES;
 
     use super::*;
-    use crate::kernel::loader::{Settings, ThreadsOf};
+    use crate::kernel::loader::Settings;
+    use crate::tables::extents::Code;
 
     /// A process with so many bytes of extents, last sampled at a time.
     fn publish_plain(store: &mut Store, pid: u32, bytes: u64, last_used: Instant) {
-        let block = u64::from(pid);
-        let range = Range { segment: 0, offset: 0, words: (bytes / 4) as u32 };
-        let extents = Vec::new().into();
-        let published = Published { extents, _tables: Vec::new(), range, generation: 1, users: 1 };
-        store.blocks.insert(block, published);
+        let block = store.blocks.add_plain((bytes / 4) as u32);
         let generations = [0; REMEMBERED];
         store.owners.insert(pid, Owner { block, generations, last_used, granted: last_used });
     }
@@ -589,17 +375,17 @@ mod tests {
     }
 
     /// Loads the programs: needs root.
-    fn programs() -> Programs {
+    pub(super) fn programs() -> Programs {
         Programs::load(Settings::of_tests()).expect("the programs load, as root")
     }
 
     /// A store that allocates its memory in the kernel.
-    fn store() -> Store {
+    pub(super) fn store() -> Store {
         Store::new(8 * SEGMENT_BYTES as u64)
     }
 
     /// So many mappings from this address on.
-    fn code(start: u64, mappings: u64) -> Vec<Stretch> {
+    pub(super) fn code(start: u64, mappings: u64) -> Vec<Stretch> {
         let stretch = |number: u64| {
             let start = start + number * 0x2000;
             Stretch { start, end: start + 0x1000, code: Code::FramePointer }
@@ -608,13 +394,13 @@ mod tests {
     }
 
     /// Publishes a process with a mapping at this address, and returns its generation in the kernel.
-    fn publish(store: &mut Store, programs: &mut Programs, pid: u32, start: u64) -> u32 {
+    pub(super) fn publish(store: &mut Store, programs: &mut Programs, pid: u32, start: u64) -> u32 {
         store.publish(programs, pid, &code(start, 1), true).expect("there is room");
         programs.process(pid).expect("it is published").generation
     }
 
     /// No process of this host has such a number.
-    const PID: u32 = 1 << 23;
+    pub(super) const PID: u32 = 1 << 23;
 
     /// Needs root, and loads the programs.
     #[test]
@@ -652,110 +438,6 @@ mod tests {
         assert!(store.is_outdated(PID, of_child));
         assert_eq!(publish(&mut store, &mut programs, PID, 0x1000), of_child);
         assert!(!store.is_outdated(PID, of_child));
-    }
-
-    /// A process that goes on with this one's memory, until it is killed.
-    struct Forked(u32);
-
-    impl Forked {
-        fn new() -> Self {
-            // SAFETY: the child does nothing but wait.
-            let pid = unsafe { libc::fork() };
-            if pid == 0 {
-                loop {
-                    // SAFETY: takes nothing.
-                    unsafe { libc::pause() };
-                }
-            }
-            Self(u32::try_from(pid).expect("a process"))
-        }
-    }
-
-    impl Drop for Forked {
-        fn drop(&mut self) {
-            // SAFETY: a child of this process that was not waited for.
-            unsafe {
-                libc::kill(self.0 as i32, libc::SIGKILL);
-                libc::waitpid(self.0 as i32, std::ptr::null_mut(), 0);
-            }
-        }
-    }
-
-    /// A store that has published this process, whose children are given its entry.
-    fn publishing() -> (Store, Programs, u32) {
-        let settings = Settings { threads_of: ThreadsOf::All, ..Settings::of_tests() };
-        let (mut store, mut programs) = (store(), Programs::load(settings).expect("as root"));
-        let own = std::process::id();
-        publish(&mut store, &mut programs, own, 0x1000);
-        (store, programs, own)
-    }
-
-    /// Needs root, and loads the programs.
-    #[test]
-    fn a_process_that_is_forked_has_its_parents_entry_until_it_executes_a_program() {
-        let (mut store, mut programs, parent) = publishing();
-        let of_parent = |programs: &Programs| programs.process(parent);
-        let child = Forked::new();
-        assert!(of_parent(&programs).is_some());
-        assert_eq!(
-            programs.process(child.0),
-            of_parent(&programs),
-            "before anything is known of it"
-        );
-        store.forked(&mut programs, child.0, parent);
-        assert_eq!(programs.process(child.0), of_parent(&programs));
-        assert!(store.is_published(child.0));
-        // The parent's end leaves it what both had.
-        store.withdraw(&mut programs, parent);
-        store.reclaim();
-        assert_eq!(store.blocks.len(), 1);
-        store.withdraw(&mut programs, child.0);
-        assert!(store.blocks.is_empty() && programs.process(child.0).is_none());
-
-        // What the child has is released before that is known.
-        publish(&mut store, &mut programs, parent, 0x1000);
-        let child = Forked::new();
-        publish(&mut store, &mut programs, parent, 0x10_0000);
-        assert!(programs.process(child.0).is_some_and(|given| Some(given) != of_parent(&programs)));
-        store.forked(&mut programs, child.0, parent);
-        assert!(programs.process(child.0).is_none() && !store.is_published(child.0));
-
-        let mut other = std::process::Command::new("sleep").arg("60").spawn().expect("it starts");
-        // The call returns a moment before the program is there.
-        let until = Instant::now() + Duration::from_secs(20);
-        while programs.process(other.id()).is_some() && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        store.forked(&mut programs, other.id(), parent);
-        assert!(programs.process(other.id()).is_none() && !store.is_published(other.id()));
-        other.kill().and_then(|()| other.wait()).expect("it ends");
-
-        // Its event was lost, and the parent is not known any more.
-        let (lost, late) = (Forked::new(), Forked::new());
-        assert!(programs.process(lost.0).is_some() && programs.process(late.0).is_some());
-        store.withdraw(&mut programs, parent);
-        store.forked(&mut programs, late.0, parent);
-        assert!(programs.process(late.0).is_none() && programs.process(lost.0).is_some());
-        store.withdraw_inherited(&mut programs);
-        assert!(programs.process(lost.0).is_none());
-        store.skip(&mut programs, parent);
-        let of_skipped = Forked::new();
-        assert!(programs.process(of_skipped.0).is_none());
-    }
-
-    /// Needs root, and loads the programs.
-    #[test]
-    fn one_that_forks_without_end_does_not_take_the_entries_of_all() {
-        let (mut store, mut programs, parent) = publishing();
-        let is_given = |programs: &Programs| programs.process(Forked::new().0).is_some();
-        assert!(is_given(&programs));
-        programs.set_inherited(MAX_INHERITED - 2);
-        // Of two, as other tests start processes too.
-        let given = (0..5).filter(|_| is_given(&programs)).count();
-        assert!(given <= 2, "{given}");
-        store.forked(&mut programs, PID, parent);
-        store.allow_inheriting(&mut programs);
-        assert!(is_given(&programs));
     }
 
     /// Needs root, and loads the programs.
@@ -817,7 +499,7 @@ mod tests {
             assert!(store.publish(&mut programs, next, &code(0x1000, 1), true).is_err());
             assert_eq!((store.evicted, store.refused), (0, refused));
             assert!(!store.is_published(next));
-            assert!(store.blocks.is_empty() && store.by_content.is_empty());
+            assert_eq!(store.blocks.count(), 0);
         }
         programs.remove_process(PID);
         publish(&mut store, &mut programs, next, 0x1000);

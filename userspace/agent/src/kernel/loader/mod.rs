@@ -1,10 +1,17 @@
 //! Loads the BPF programs and owns their maps: the only module that knows aya.
 //!
-//! Not every run needs [`off_cpu`], the off-CPU sampler, [`threads`], the iterator over threads,
-//! and [`clr_events`], events of the CLR: each has what [`Programs`] does with its own programs and
-//! maps.
+//! This module has the settings, the errors, and the loading of all programs and of what every one of
+//! them uses: records, rules, segments. The other modules have what [`Programs`] does with programs and
+//! maps of their own:
+//!
+//! - [`clocks`]: the sampler's perf events, and CPUs that come and go.
+//! - [`entries`]: what the programs know of a process.
+//! - [`off_cpu`], the off-CPU sampler; [`threads`], the iterator over threads; [`clr_events`], events of
+//!   the CLR: not every run needs them.
 
+mod clocks;
 mod clr_events;
+mod entries;
 mod off_cpu;
 mod offsets;
 mod quarantine;
@@ -16,13 +23,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use aya::maps::{Array, ArrayOfMaps, HashMap, IterableMap, Map, MapData, MapError, RingBuf};
-use aya::programs::{BtfTracePoint, PerfEvent, Program, ProgramError, RawTracePoint};
-use aya::{Btf, Ebpf, EbpfLoader, Pod};
+use aya::maps::{Array, ArrayOfMaps, IterableMap, Map, MapData, MapError, RingBuf};
+use aya::programs::{PerfEvent, Program, ProgramError, RawTracePoint};
+use aya::{Ebpf, EbpfLoader, Pod};
 use aya_log::EbpfLogger;
 use strata_abi::memory::Hot;
+use strata_abi::record::Counter;
 use strata_abi::rule::{MAX_RULES, Rule};
-use strata_abi::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS, UNWANTED_PROCESSES};
+use strata_abi::tables::{SEGMENT_BYTES, SEGMENT_WORDS, UNWANTED_PROCESSES};
 
 use super::broker::client::{Broker, BrokerState};
 use super::introspect::{self, ProgramUse};
@@ -31,7 +39,9 @@ use super::names::KernelNames;
 use super::perf_event::{self, CpuEvent};
 use super::probes::Probes;
 use super::type_info::{KernelTypes, TypeError};
+use clocks::Clocks;
 use clr_events::ClrEvents;
+use entries::Entries;
 use off_cpu::OffCpu;
 use offsets::Offsets;
 pub use threads::PassReport;
@@ -68,7 +78,6 @@ impl Diagnostics {
 const MMAPABLE: u32 = 0x400;
 /// The program that takes samples.
 const SAMPLER: &str = "sample_cpu";
-use strata_abi::record::Counter;
 
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -148,12 +157,6 @@ pub enum ThreadsOf {
     All,
 }
 
-#[repr(transparent)]
-#[derive(Clone, Copy)]
-struct ProcessValue(Process);
-// SAFETY: `Process` is `repr(C)` without padding and any bytes are a value of it.
-unsafe impl Pod for ProcessValue {}
-
 /// A program's working memory of one CPU. The counters are read a few times a second; the rest is
 /// private to the program.
 #[repr(transparent)]
@@ -174,13 +177,7 @@ type Segment = Array<MapData, [u32; SEGMENT_WORDS]>;
 pub struct Programs {
     ebpf: Ebpf,
     diagnostics: Option<Diagnostics>,
-    processes: HashMap<MapData, u32, ProcessValue>,
-    contexts: HashMap<MapData, u32, u64>,
-    /// Counts processes that were given their parent's entry, where that is done: with what looks at
-    /// tasks. Stacks of a CPU sample are copied without an entry.
-    inherited: Option<Array<MapData, u64>>,
-    /// With wall-clock or off-CPU time of all processes.
-    unwanted: Option<HashMap<MapData, u32, u32>>,
+    entries: Entries,
     segments: ArrayOfMaps<MapData, Segment>,
     /// Keeps the segments' maps; a segment's number is its position.
     inner: Vec<Segment>,
@@ -189,19 +186,8 @@ pub struct Programs {
     hot: Array<MapData, HotValue>,
     /// CPUs that there are working memories for; a CPU that is added later may have a higher number.
     room: u32,
-    /// A CPU without working memory has been reported.
-    is_crowded: bool,
-    cpus: Vec<u32>,
     settings: Settings,
-    /// Sampling has been started, and not stopped.
-    is_on: bool,
-    /// Of the sampler, by CPU. While it is stopped they stay open: where opening one takes
-    /// CAP_SYS_ADMIN, the broker may have lost it.
-    clocks: Vec<(u32, OwnedFd)>,
-    /// Opened before the start, when this process has all of its capabilities.
-    opened: Vec<(u32, OwnedFd)>,
-    /// CPUs whose event the broker has been asked for.
-    awaited: Vec<u32>,
+    clocks: Clocks,
     off_cpu: Option<OffCpu>,
     threads: Option<Threads>,
     clr_events: Option<ClrEvents>,
@@ -212,28 +198,10 @@ pub struct Programs {
     broker: Option<Broker>,
 }
 
-/// CPUs that may be added to a running machine with fewer, and are sampled at once.
-const ADDED: u32 = 32;
-
-/// The CPUs that are present, switched off or not, and some that may be added. A virtual machine may have room
-/// for hundreds more, each of which would take hundreds of kilobytes.
-fn room_for_cpus() -> Result<u32, LoadError> {
-    let possible = aya::util::nr_cpus().map_err(|(path, _)| LoadError::Cpus(path.into()))?;
-    let possible = u32::try_from(possible).unwrap_or(u32::MAX);
-    let present = std::fs::read_to_string("/sys/devices/system/cpu/present");
-    let last = present.ok().and_then(|list| last_of(&list));
-    Ok(last.map_or(possible, |last| last.saturating_add(1).max(ADDED).min(possible)))
-}
-
-/// The highest number in a list of CPUs such as `0-3,8`.
-fn last_of(list: &str) -> Option<u32> {
-    list.trim().rsplit([',', '-']).next()?.parse().ok()
-}
-
 impl Programs {
     pub fn load(settings: Settings) -> Result<Self, LoadError> {
-        let cpus = aya::util::online_cpus().map_err(|(path, _)| LoadError::Cpus(path.into()))?;
-        let room = room_for_cpus()?;
+        let clocks = Clocks::of_this_machine()?;
+        let room = clocks::room_for_cpus()?;
         let wakeup = u64::from(settings.ring_bytes / 4);
         let types = KernelTypes::read();
         let of_every_program = every_programs_offsets(&types);
@@ -246,7 +214,7 @@ impl Programs {
         };
         let window = off_cpu::Window::of_this_kernel();
         // Of those that are there: a virtual machine may have room for many more.
-        let wait_cpus = u32::try_from(cpus.len()).unwrap_or(u32::MAX);
+        let wait_cpus = u32::try_from(clocks.cpus().len()).unwrap_or(u32::MAX);
         let wait_budget = window.budget(settings.off_cpu.unwrap_or(0), wait_cpus);
         let wait_seed = off_cpu::seed();
         let sets = clr_events::sets(room);
@@ -291,7 +259,7 @@ impl Programs {
             .load()
             .and_then(|()| lifecycle.attach("sched_process_exec").map(drop))
             .map_err(|source| LoadError::Program { name: "forget_on_exec", source })?;
-        let inherited = needs_tasks.then(|| inheriting(&mut ebpf)).transpose()?;
+        let entries = Entries::of(&mut ebpf, needs_tasks, has_elapsed)?;
         let off_cpu = settings.off_cpu.map(|_| OffCpu::of(&mut ebpf)).transpose()?;
         let threads = walks.then(|| Threads::of(&mut ebpf, settings.wall)).transpose()?;
         let clr_events = settings.clr_events.then(|| ClrEvents::of(&mut ebpf, room)).transpose()?;
@@ -303,25 +271,17 @@ impl Programs {
             .ok();
 
         Ok(Self {
-            processes: map(&mut ebpf, "PROCESSES")?,
-            contexts: map(&mut ebpf, "CONTEXTS")?,
-            inherited,
-            unwanted: has_elapsed.then(|| map(&mut ebpf, "UNWANTED")).transpose()?,
+            entries,
             segments: map(&mut ebpf, "SEGMENTS")?,
             records: map(&mut ebpf, "RECORDS")?,
             rules: memory(&mut ebpf, "RULES", MAX_RULES as usize * size_of::<Rule>())?,
             hot: map(&mut ebpf, "SAMPLER_HOT")?,
             room,
-            is_crowded: false,
             inner: Vec::new(),
             diagnostics,
             ebpf,
-            cpus,
             settings,
-            is_on: false,
-            clocks: Vec::new(),
-            opened: Vec::new(),
-            awaited: Vec::new(),
+            clocks,
             off_cpu,
             threads,
             clr_events,
@@ -345,14 +305,6 @@ impl Programs {
         self.broker.as_ref().map(Broker::state)
     }
 
-    /// Opens the events of the sampler, for [`Self::start`]. One that cannot be opened is tried again
-    /// there.
-    pub fn open_clocks(&mut self) {
-        let event = CpuEvent::Clock { frequency: self.settings.frequency };
-        let opened = self.cpus.iter().filter_map(|cpu| Some((*cpu, event.open(*cpu).ok()?)));
-        self.opened = opened.collect();
-    }
-
     /// Opens an event of a CPU, through the broker where this process may not.
     /// [`WouldBlock`](io::ErrorKind::WouldBlock): it is there at a later call.
     pub fn open_event(&mut self, cpu: u32, event: CpuEvent) -> io::Result<OwnedFd> {
@@ -364,122 +316,6 @@ impl Programs {
             }
             (opened, _) => opened,
         }
-    }
-
-    /// Starts sampling on every CPU. One that cannot be sampled now (it may just have been switched
-    /// off) does not keep the others from it; the first error is returned where none can.
-    pub fn start(&mut self) -> Result<(), LoadError> {
-        let mut failed = Vec::new();
-        for cpu in self.cpus.clone() {
-            if let Err(error) = self.start_on(cpu) {
-                failed.push((cpu, error));
-            }
-        }
-        self.is_on = !self.clocks.is_empty() || !self.awaited.is_empty();
-        if self.is_on {
-            for (cpu, error) in failed {
-                tracing::warn!(cpu, %error, "this CPU is not sampled yet");
-            }
-            return Ok(());
-        }
-        failed.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
-    }
-
-    /// Samples a CPU, from [`Self::start_awaited`] on where the broker has to open the event.
-    fn start_on(&mut self, cpu: u32) -> Result<(), LoadError> {
-        if !self.has_room_for(cpu) {
-            return Ok(());
-        }
-        let frequency = self.settings.frequency;
-        if let Some(place) = self.clocks.iter().position(|(of, _)| *of == cpu) {
-            let (_, clock) = self.clocks.swap_remove(place);
-            let goes_on = perf_event::set_frequency(clock.as_fd(), frequency)
-                .and_then(|()| perf_event::enable(clock.as_fd()));
-            match goes_on {
-                Ok(()) => {
-                    self.clocks.push((cpu, clock));
-                    return Ok(());
-                }
-                Err(error) => tracing::warn!(cpu, %error, "the timer of a CPU is opened again"),
-            }
-        }
-        let opened = self.opened.iter().position(|(of, _)| *of == cpu);
-        let event = match opened {
-            Some(place) => Ok(self.opened.swap_remove(place).1),
-            None => self.open_event(cpu, CpuEvent::Clock { frequency }),
-        };
-        let event = match event {
-            Ok(event) => event,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.awaited.push(cpu);
-                return Ok(());
-            }
-            Err(error) => return Err(LoadError::Clock(error)),
-        };
-        let sampler: &mut PerfEvent = program(&mut self.ebpf, SAMPLER)?;
-        let sampler = sampler.fd();
-        let sampler = sampler.map_err(|source| LoadError::Program { name: SAMPLER, source })?;
-        perf_event::attach(event.as_fd(), sampler.as_fd()).map_err(LoadError::Attach)?;
-        self.clocks.push((cpu, event));
-        Ok(())
-    }
-
-    /// Whether a CPU can be sampled. One that cannot is reported: the first.
-    pub fn has_room_for(&mut self, cpu: u32) -> bool {
-        let has_room = cpu < self.room;
-        if !has_room && !std::mem::replace(&mut self.is_crowded, true) {
-            tracing::warn!(
-                cpu,
-                "CPUs were added to this machine for which there is no room: nothing on them is sampled \
-                 until strata is started again"
-            );
-        }
-        has_room
-    }
-
-    /// Samples CPUs whose event has arrived.
-    pub fn start_awaited(&mut self) {
-        for cpu in std::mem::take(&mut self.awaited) {
-            if self.cpus.contains(&cpu)
-                && let Err(error) = self.start_on(cpu)
-            {
-                tracing::warn!(cpu, %error, "this CPU is not sampled until that succeeds");
-            }
-        }
-    }
-
-    /// Samples a CPU with a new event, whether it has one or not.
-    pub fn restart_on(&mut self, cpu: u32) -> Result<(), LoadError> {
-        self.clocks.retain(|(of, _)| *of != cpu);
-        self.awaited.retain(|of| *of != cpu);
-        self.start_on(cpu)
-    }
-
-    /// Events that were opened for a CPU and are not in use are of no use: it was switched off meanwhile.
-    pub fn forget_events_of(&mut self, cpu: u32) {
-        self.awaited.retain(|of| *of != cpu);
-        self.opened.retain(|(of, _)| *of != cpu);
-        if let Some(broker) = &mut self.broker {
-            broker.forget_cpu(cpu);
-        }
-    }
-
-    /// Checks which CPUs are online, and returns those that were not at the last check. CPUs that
-    /// are offline now have lost their event.
-    pub fn look_for_cpus(&mut self) -> Result<Vec<u32>, LoadError> {
-        let now = aya::util::online_cpus().map_err(|(path, _)| LoadError::Cpus(path.into()))?;
-        if now == self.cpus {
-            return Ok(Vec::new());
-        }
-        self.clocks.retain(|(cpu, _)| now.contains(cpu));
-        let before = std::mem::replace(&mut self.cpus, now);
-        let switched_on = self.cpus.iter().copied().filter(|cpu| !before.contains(cpu)).collect();
-        for cpu in before {
-            if !self.cpus.contains(&cpu) {
-                self.forget_events_of(cpu);
-            }
-        }
-        Ok(switched_on)
     }
 
     /// Names of the kernel's functions. `None`: this kernel has to be read for them.
@@ -509,12 +345,8 @@ impl Programs {
         let ticks =
             |hot: HotValue| EACH.iter().filter_map(|counter| hot.counter(*counter as usize)).sum();
         // Those without an event too: they stand still, and are started when they work.
-        let all = self.cpus.iter();
+        let all = self.clocks.cpus().iter();
         all.filter_map(|cpu| Some((*cpu, ticks(self.hot.get(cpu, 0).ok()?)))).collect()
-    }
-
-    pub fn is_on(&self) -> bool {
-        self.is_on
     }
 
     /// Samples a second and CPU.
@@ -525,13 +357,12 @@ impl Programs {
     /// Samples a second and CPU from the next start on.
     pub fn set_frequency(&mut self, frequency: u64) {
         self.settings.frequency = frequency;
-        self.opened.clear();
+        self.clocks.forget_opened();
     }
 
     /// Stops sampling; records that are in the rings stay there. The first error is returned after all that
     /// can be stopped.
     pub fn stop(&mut self) -> Result<(), LoadError> {
-        self.is_on = false;
         let mut stopped = Ok(());
         if let Some(off_cpu) = &mut self.off_cpu {
             stopped = stopped.and(off_cpu.stop(&mut self.ebpf));
@@ -539,10 +370,7 @@ impl Programs {
         if let Some(threads) = &mut self.threads {
             stopped = stopped.and(threads.stop(&mut self.ebpf));
         }
-        // One that cannot be stopped is closed.
-        self.clocks.retain(|(_, clock)| perf_event::disable(clock.as_fd()).is_ok());
-        self.opened.clear();
-        self.awaited.clear();
+        self.clocks.stop();
         stopped
     }
 
@@ -553,10 +381,6 @@ impl Programs {
         }
     }
 
-    pub fn cpus(&self) -> &[u32] {
-        &self.cpus
-    }
-
     /// Readable when the programs ask to be drained before the usual time.
     pub fn records_fd(&self) -> BorrowedFd<'_> {
         self.records.as_fd()
@@ -565,85 +389,6 @@ impl Programs {
     /// The next record's bytes, valid until the item is dropped.
     pub fn next_record(&mut self) -> Option<impl std::ops::Deref<Target = [u8]> + '_> {
         self.records.next()
-    }
-
-    pub fn set_process(&mut self, pid: u32, process: Process) -> Result<(), LoadError> {
-        self.processes
-            .insert(pid, ProcessValue(process), 0)
-            .map_err(|source| LoadError::Map { name: "PROCESSES", source })
-    }
-
-    /// The entry that a process was given at its fork: its parent's.
-    pub fn inherited_by(&self, pid: u32) -> Option<Process> {
-        self.inherited.as_ref()?;
-        self.processes.get(&pid, 0).ok().map(|entry| entry.0)
-    }
-
-    /// As many processes again may be given their parent's entry.
-    pub fn allow_inheriting(&mut self) {
-        if let Some(inherited) = &mut self.inherited
-            && let Err(error) = inherited.set(0, 0, 0)
-        {
-            tracing::debug!(%error, "processes cannot be given their parents' entries");
-        }
-    }
-
-    /// As if so many processes had been given their parent's entry.
-    #[cfg(test)]
-    pub fn set_inherited(&mut self, processes: u64) {
-        let inherited = self.inherited.as_mut().expect("it counts them");
-        inherited.set(0, processes, 0).expect("it has a place");
-    }
-
-    /// Processes that have an entry, where some may have been given one.
-    pub fn inheritors(&self) -> Vec<u32> {
-        match self.inherited {
-            Some(_) => self.processes.keys().filter_map(Result::ok).collect(),
-            None => Vec::new(),
-        }
-    }
-
-    /// A process's entry.
-    #[cfg(test)]
-    pub fn process(&self, pid: u32) -> Option<Process> {
-        self.processes.get(&pid, 0).ok().map(|entry| entry.0)
-    }
-
-    /// Removes a process's entry; a missing one is not an error.
-    pub fn remove_process(&mut self, pid: u32) {
-        match self.processes.remove(&pid) {
-            Ok(()) | Err(MapError::KeyNotFound) => {}
-            Err(error) => tracing::debug!(pid, %error, "a process entry could not be removed"),
-        }
-    }
-
-    /// Which of a process's elapsed time is not wanted (`UNWANTED_*`); 0: all is. False where there is no room:
-    /// it is taken.
-    pub fn set_unwanted(&mut self, pid: u32, kinds: u32) -> bool {
-        let Some(unwanted) = &mut self.unwanted else { return false };
-        if kinds != 0 {
-            return unwanted.insert(pid, kinds, 0).is_ok();
-        }
-        match unwanted.remove(&pid) {
-            Ok(()) | Err(MapError::KeyNotFound) => {}
-            Err(error) => tracing::debug!(pid, %error, "a process's kinds could not be reset"),
-        }
-        true
-    }
-
-    /// From now on samples of a process carry what its threads publish in the table at `address`.
-    pub fn set_contexts(&mut self, pid: u32, address: u64) -> Result<(), LoadError> {
-        self.contexts
-            .insert(pid, address, 0)
-            .map_err(|source| LoadError::Map { name: "CONTEXTS", source })
-    }
-
-    /// Samples of a process carry no contexts any more.
-    pub fn remove_contexts(&mut self, pid: u32) {
-        match self.contexts.remove(&pid) {
-            Ok(()) | Err(MapError::KeyNotFound) => {}
-            Err(error) => tracing::debug!(pid, %error, "a context entry could not be removed"),
-        }
     }
 
     /// Adds a segment, which has the next number for extents; its memory.
@@ -700,19 +445,6 @@ fn tasks_offsets(types: &KernelTypes) -> Result<Vec<Offsets<u32>>, TypeError> {
     Ok(vec![Offsets::read(types, offsets::TASKS)?, Offsets::read(types, offsets::ACTIVITY)?])
 }
 
-/// From now on a process is given its parent's entry at its fork.
-fn inheriting(ebpf: &mut Ebpf) -> Result<Array<MapData, u64>, LoadError> {
-    const NAME: &str = "inherit_on_fork";
-    const TRACEPOINT: &str = "sched_process_fork";
-    let types = Btf::from_sys_fs().map_err(LoadError::Types)?;
-    let program: &mut BtfTracePoint = program(ebpf, NAME)?;
-    program
-        .load(TRACEPOINT, &types)
-        .and_then(|()| program.attach().map(drop))
-        .map_err(|source| LoadError::Program { name: NAME, source })?;
-    map(ebpf, "INHERITED")
-}
-
 fn kernel_names(ebpf: &mut Ebpf) -> Result<Arc<KernelNames>, LoadError> {
     const NAME: &str = "name_kernel_address";
     let refused = |source| LoadError::Program { name: NAME, source };
@@ -748,19 +480,5 @@ fn memory(ebpf: &mut Ebpf, name: &'static str, bytes: usize) -> Result<RestingMe
         Some(Map::Array(data)) => RestingMemory::of(data.fd().as_fd(), bytes)
             .map_err(|source| LoadError::Memory { name, source }),
         _ => Err(LoadError::Missing(name)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_last_of_a_list_of_cpus() {
-        let lists = ["0\n", "0-3\n", "0-3,8\n", "0,2-127\n", "", "x"];
-        let last = [Some(0), Some(3), Some(8), Some(127), None, None];
-        assert_eq!(lists.map(last_of), last);
-        let room = room_for_cpus().expect("it is readable");
-        assert!(room >= 1);
     }
 }
