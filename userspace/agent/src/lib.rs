@@ -14,9 +14,11 @@
 //! - [`blocking_reader`]: work that may block, off the event loop.
 //! - [`processor_time`]: what a thread may spend.
 //! - [`host`]: the host's name.
+//! - [`clock`]: the clock of process events and records.
 
 pub mod aggregate;
 pub mod blocking_reader;
+pub mod clock;
 pub mod code_address;
 pub mod engine;
 pub mod event_loop;

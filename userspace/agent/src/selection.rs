@@ -153,6 +153,19 @@ impl Selection {
         }
     }
 
+    /// The parent of a process whose start was missed is known by now. Returns what is followed since: it,
+    /// and what it has made meanwhile.
+    pub fn adopted(&mut self, table: &ProcessTable, pid: u32) -> Vec<u32> {
+        let parent = table.get(pid).map(|process| process.parent);
+        let is_followed = parent.is_some_and(|parent| self.followed.contains(&parent));
+        if !self.wanted.follow_children || !is_followed || self.followed.contains(&pid) {
+            return Vec::new();
+        }
+        let before = self.followed.clone();
+        self.follow_existing(table);
+        self.followed.difference(&before).copied().collect()
+    }
+
     /// A process that is wanted from now on. The event of its own start may still come.
     pub fn add_root(&mut self, pid: u32) {
         self.roots.insert(pid);
@@ -246,6 +259,24 @@ mod tests {
         assert_eq!(selection.keeps((12, ImageId(12)), "x", || None), Kept::Yes);
         selection.forked(12, 1);
         assert_eq!(selection.keeps((12, ImageId(12)), "x", || None), Kept::No);
+    }
+
+    #[test]
+    fn a_process_whose_start_was_missed_is_followed_when_its_parent_is_known() {
+        use crate::processes::table::{Existing, Threads};
+        let wanted = Wanted { pids: vec![10], follow_children: true, ..Wanted::default() };
+        let mut table = ProcessTable::default();
+        let mut selection = Selection::new(wanted, &table);
+        let existing =
+            |pid, parent| Existing { pid, parent, comm: "cc", threads: Threads::default() };
+        table.insert_unknown(11, "cc");
+        table.insert_existing(existing(12, 11), Vec::new());
+        assert!(selection.adopted(&table, 11).is_empty());
+        assert!(table.adopt(existing(11, 10)));
+        let mut newly = selection.adopted(&table, 11);
+        newly.sort_unstable();
+        assert_eq!(newly, [11, 12]);
+        assert!(selection.adopted(&table, 11).is_empty() && selection.surely_keeps(12));
     }
 
     #[test]

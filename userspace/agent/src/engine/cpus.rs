@@ -17,6 +17,7 @@ impl Engine {
     /// event.
     pub(super) fn look_after_cpus(&mut self) {
         let switched_on = self.programs.look_for_cpus().unwrap_or_default();
+        self.events.sideband.close_others(self.programs.cpus());
         self.take_opened_events();
         for &cpu in &switched_on {
             // Process events are needed whatever is sampled.
@@ -41,6 +42,7 @@ impl Engine {
         {
             tracing::warn!(cpu, "the kernel has stopped sampling this CPU: it is started again");
             self.figures.restarted += 1;
+            self.sampling.cpus_expected = Some(self.turn.now);
             self.programs.forget_events_of(cpu);
             self.open_process_events(cpu);
             self.restart_on(cpu);

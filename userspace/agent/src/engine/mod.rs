@@ -52,6 +52,7 @@ use strata_abi::tables::{UNWANTED_OFF_CPU, UNWANTED_WALL};
 use strata_kinds::{Frequencies, Kind, Kinds};
 
 use crate::aggregate::{Aggregate, Shortfalls};
+pub use crate::clock::monotonic_nanos;
 use crate::image_id::ImageId;
 use crate::kernel::broker::client::BrokerState;
 use crate::kernel::loader::{LoadError, Programs, Settings};
@@ -231,7 +232,13 @@ impl Engine {
             passes: Passes::new(options.frequencies.of(Kind::Wall), cpus),
             heads: [None, None, None, None],
             eviction: Eviction::new(),
-            turn: Turn { now: Instant::now(), has_more: false, took_some: false, records_until: 0 },
+            turn: Turn {
+                now: Instant::now(),
+                has_more: false,
+                took_some: false,
+                records_until: 0,
+                applied_until: 0,
+            },
             sampling,
             figures: Figures::default(),
         })
@@ -601,11 +608,4 @@ impl Engine {
     pub fn count(&self, counter: Counter) -> u64 {
         self.programs.count(counter as usize)
     }
-}
-
-pub fn monotonic_nanos() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a valid place for the result; the clock always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

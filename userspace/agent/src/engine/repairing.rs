@@ -7,23 +7,27 @@
 //! mapping events were skipped is read afterwards.
 //!
 //! Invariant: reading is done off the event loop, and the same process is read at most once in
-//! [`AGAIN`], but for once more after a loss, and [`MOST_AT_ONCE`] times of one that is sampled and
+//! [`AGAIN`], but for once more after a loss, and [`MOST_AT_ONCE`] times of one that executes programs or
 //! copies its code.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::{Engine, monotonic_nanos};
-use crate::processes::scan::Repair;
+use crate::processes::scan::{Repair, has_ended};
 use crate::processes::table::Change;
 
-/// Time until the same process, or after a further loss all processes, are read again.
+/// Time until the same process, or after many losses all processes, are read again.
 const AGAIN: Duration = Duration::from_secs(10);
+/// Losses until then after which all are read at once: each CPU that is switched on is one.
+const FEW_LOSSES: u8 = 8;
+/// The time between two of these.
+const BETWEEN_LOSSES: Duration = Duration::from_secs(1);
 /// A read that takes longer than this counts as hanging.
 const BEING_READ: Duration = Duration::from_secs(1);
 /// Stacks that end in memory that is not mapped before their process is read.
 const SUSPICIOUS: u32 = 3;
-/// Reads of a process that maps memory in the middle of a file's code which do not wait for [`AGAIN`].
+/// Reads of a process that do not wait for [`AGAIN`].
 const MOST_AT_ONCE: u8 = 4;
 /// Processes that are suspected at the same time.
 const MOST_SUSPECTS: usize = 4096;
@@ -33,6 +37,9 @@ pub(super) struct Repairs {
     /// Events were lost since all processes were read.
     is_lost: bool,
     last_all: Option<Instant>,
+    /// How often all were read since there was no loss for so long as [`AGAIN`].
+    losses: u8,
+    last_lost: Option<Instant>,
     /// Processes without tables when all others were read after a loss: each at its next sample.
     unread: HashSet<u32>,
     suspects: HashMap<u32, Suspect>,
@@ -46,13 +53,17 @@ struct Suspect {
     /// When the last of them was seen.
     seen: Option<Instant>,
     read: Option<Instant>,
-    /// Reads of it that did not wait, after [`Repairs::maps_in_file`].
+    /// Reads of it that did not wait, after [`Repairs::read_at_once`].
     at_once: u8,
 }
 
 impl Repairs {
-    pub fn events_were_lost(&mut self) {
+    pub fn events_were_lost(&mut self, now: Instant) {
         self.is_lost = true;
+        if self.last_lost.is_some_and(|last| now.saturating_duration_since(last) >= AGAIN) {
+            self.losses = 0;
+        }
+        self.last_lost = Some(now);
     }
 
     /// All processes are read after a loss; these at their next samples, because they have no tables. What
@@ -86,15 +97,26 @@ impl Repairs {
         read.is_none_or(|since| since < BEING_READ || since >= AGAIN)
     }
 
-    /// A process has mapped memory in the middle of a file's code, as far as is known. It is read at
-    /// once, some times also if it was read lately: it may be starting.
-    pub fn maps_in_file(&mut self, pid: u32, now: Instant) {
+    /// What is known of a process is surely not so: it has mapped memory in the middle of a file's code, or
+    /// has executed a program without an event. It is read at once, some times also if it was read lately: it
+    /// may be starting.
+    pub fn is_surely_outdated(&mut self, pid: u32, now: Instant) {
         self.is_missing_some(pid, now);
+        self.read_at_once(pid, now);
+    }
+
+    /// A process has executed a program: what was read of it before does not count.
+    pub fn executed(&mut self, pid: u32, now: Instant) {
+        self.read_at_once(pid, now);
+    }
+
+    fn read_at_once(&mut self, pid: u32, now: Instant) {
         if let Some(suspect) = self.suspects.get_mut(&pid)
             && suspect.at_once < MOST_AT_ONCE
         {
             suspect.at_once += 1;
             suspect.read = None;
+            suspect.seen = Some(now);
         }
     }
 
@@ -144,16 +166,20 @@ impl Repairs {
             }
             // A few stacks that led nowhere long ago are no reason to remember a process.
             let is_suspected = suspect.stacks >= SUSPICIOUS || !is_old(suspect.seen);
-            suspect.stacks > 0 && is_suspected || !is_old(suspect.read)
+            suspect.stacks > 0 && is_suspected
+                || !is_old(suspect.read)
+                || suspect.at_once > 0 && !is_old(suspect.seen)
         });
         due
     }
 
     /// Whether all processes are to be read now.
     fn all_are_due(&mut self, now: Instant) -> bool {
+        let pause = if self.losses < FEW_LOSSES { BETWEEN_LOSSES } else { AGAIN };
         let is_due = self.is_lost
-            && self.last_all.is_none_or(|last| now.saturating_duration_since(last) >= AGAIN);
+            && self.last_all.is_none_or(|last| now.saturating_duration_since(last) >= pause);
         if is_due {
+            self.losses = self.losses.saturating_add(1);
             self.is_lost = false;
             self.last_all = Some(now);
         }
@@ -167,6 +193,7 @@ impl Engine {
         let now = self.turn.now;
         let mut pids = self.processes.repairs.due(now);
         if self.processes.repairs.all_are_due(now) {
+            self.end_those_gone();
             self.processes.scanner.events_were_lost();
             // One that was never sampled, or not for long, is read at its next sample.
             let store = &self.store;
@@ -180,8 +207,8 @@ impl Engine {
         }
         for pid in pids {
             if self.processes.scanner.has_enough_repairs() {
-                // The rest follows.
-                self.processes.repairs.is_lost = true;
+                // The rest follows, each at its next sample.
+                self.processes.repairs.unread.insert(pid);
                 self.processes.repairs.stays_due(pid);
                 continue;
             }
@@ -190,22 +217,44 @@ impl Engine {
                 self.processes.repairs.read_later(pid);
             }
         }
-        for repair in self.processes.scanner.take_repairs(&mut self.table, monotonic_nanos()) {
+        let applied_until = self.turn.applied_until;
+        for repair in self.processes.scanner.take_repairs(&mut self.table, applied_until) {
             match repair {
-                Repair::Done { pid, change } => {
+                Repair::Done { pid, change, is_adopted } => {
+                    if is_adopted {
+                        self.adopted(pid);
+                    }
                     self.repaired(pid, &change);
                 }
                 Repair::Gone { pid } => {
                     self.table.end(pid);
                     self.ended(pid);
                 }
-                Repair::Again { pid } => {
-                    if !self.processes.scanner.ask_repair(&self.table, pid) {
-                        self.processes.repairs.read_later(pid);
-                    }
+                // One that hangs for good is not sampled.
+                Repair::Hung { pid } => {
+                    self.processes.repairs.unread.insert(pid);
                 }
                 Repair::Later { pid } => self.processes.repairs.read_later(pid),
             }
+        }
+    }
+
+    /// Processes whose ends were lost have no samples at which they could be read.
+    fn end_those_gone(&mut self) {
+        let gone: Vec<u32> = self.table.pids().filter(|pid| has_ended(*pid)).collect();
+        for pid in gone {
+            if self.table.end(pid) {
+                self.ended(pid);
+            }
+        }
+    }
+
+    /// Who has made a process is known by now: it may be of those that are followed, and what it has made.
+    fn adopted(&mut self, pid: u32) {
+        for newly in self.selection.adopted(&self.table, pid) {
+            self.store.withdraw(&mut self.programs, newly);
+            self.look_for_runtime(newly);
+            self.processes.dirty.insert(newly);
         }
     }
 
@@ -214,7 +263,10 @@ impl Engine {
         self.processes.repairs.done += u64::from(*change != Change::None);
         match change {
             Change::Executed { .. } => {
+                self.processes.repairs.executed(pid, self.turn.now);
                 self.executed_in_wall(pid, monotonic_nanos());
+                self.programs.release(pid);
+                self.store.set_unwanted(&mut self.programs, pid, 0);
                 self.take_last_snapshots(&[pid]);
                 self.managed.left(pid);
                 self.store.outdate(&mut self.programs, pid);
@@ -247,7 +299,7 @@ mod tests {
         repairs.is_missing_some(7, now);
         assert_eq!(repairs.due(now), [7]);
         let again = || {
-            repairs.maps_in_file(7, now);
+            repairs.is_surely_outdated(7, now);
             repairs.due(now).len()
         };
         let reads: usize = std::iter::repeat_with(again).take(100).sum();
@@ -291,7 +343,7 @@ mod tests {
         let (mut repairs, now) = (Repairs::default(), Instant::now());
         assert!(repairs.is_missing_some(7, now));
         assert_eq!(repairs.due(now), [7]);
-        repairs.events_were_lost();
+        repairs.events_were_lost(now);
         assert!(repairs.all_are_due(now));
         repairs.was_muted(8);
         repairs.wait_for_samples_of(HashSet::from([7, 8]));
@@ -328,10 +380,35 @@ mod tests {
         let mut repairs = Repairs::default();
         let now = Instant::now();
         assert!(!repairs.all_are_due(now));
-        repairs.events_were_lost();
+        repairs.events_were_lost(now);
         assert!(repairs.all_are_due(now) && !repairs.all_are_due(now));
-        repairs.events_were_lost();
-        assert!(!repairs.all_are_due(now + Duration::from_secs(1)));
-        assert!(repairs.all_are_due(now + AGAIN));
+        repairs.events_were_lost(now);
+        assert!(repairs.all_are_due(now + BETWEEN_LOSSES), "CPUs are switched on one by one");
+        // A flood.
+        let mut often = 0;
+        for millis in 0..60_000 {
+            let now = now + Duration::from_millis(2_000 + millis);
+            repairs.events_were_lost(now);
+            often += u8::from(repairs.all_are_due(now));
+        }
+        assert!((10..=13).contains(&often), "{often} times in a minute");
+        let later = now + Duration::from_secs(62) + AGAIN;
+        repairs.events_were_lost(later);
+        assert!(repairs.all_are_due(later));
+        repairs.events_were_lost(later + BETWEEN_LOSSES);
+        assert!(repairs.all_are_due(later + BETWEEN_LOSSES));
+    }
+
+    #[test]
+    fn what_was_read_of_the_program_before_does_not_count() {
+        let (mut repairs, now) = (Repairs::default(), Instant::now());
+        let mut reads = 0;
+        for _ in 0..100 {
+            repairs.is_missing_some(7, now);
+            reads += repairs.due(now).len();
+            repairs.executed(7, now);
+            reads += repairs.due(now).len();
+        }
+        assert_eq!(reads, 1 + usize::from(MOST_AT_ONCE));
     }
 }

@@ -166,6 +166,13 @@ impl Engine {
             // Its start was missed: it is read off the loop, and its stacks wait for that.
             self.table.insert_unknown(header.pid, &comm_text(&header.comm));
         }
+        if header.form == FORM_RAW
+            && header.generation == 0
+            && self.store.was_published_before(header.pid, header.time)
+        {
+            // The kernel has dropped its tables: it has executed a program of which no event says so.
+            self.processes.repairs.is_surely_outdated(header.pid, self.turn.now);
+        }
         // The kernel has no tables of it: it may have executed another program.
         let is_doubtful = self.events.has_no_names && header.form == FORM_RAW;
         if !is_known || is_doubtful || self.processes.repairs.is_unread(header.pid) {

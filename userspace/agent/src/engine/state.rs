@@ -41,7 +41,7 @@ pub(super) struct Sampling {
     /// By the records' clock.
     pub(super) started: u64,
     pub(super) stalled: stalled_cpus::Watch,
-    /// When CPUs were last switched on.
+    /// When CPUs were last switched on, or found stalled.
     pub(super) cpus_expected: Option<Instant>,
     /// A sampler did not start after a pause.
     pub(super) failing: Option<Failing>,
@@ -94,6 +94,8 @@ pub(super) struct Turn {
     pub(super) took_some: bool,
     /// It took all records up to this time, by their clock.
     pub(super) records_until: u64,
+    /// It applied all events up to this time, by their clock.
+    pub(super) applied_until: u64,
 }
 
 /// A record is in its ring so long after the time that it carries, at the latest.
@@ -133,7 +135,8 @@ mod tests {
     #[test]
     fn what_threads_do_is_known_up_to_the_records_that_were_taken() {
         let now = Instant::now();
-        let mut turn = Turn { now, has_more: false, took_some: false, records_until: 0 };
+        let mut turn =
+            Turn { now, has_more: false, took_some: false, records_until: 0, applied_until: 0 };
         turn.took_records(10_000_000, None);
         assert_eq!(turn.records_until, 9_000_000);
         turn.took_records(20_000_000, Some(15_000_000));

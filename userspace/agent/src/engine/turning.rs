@@ -25,6 +25,7 @@ impl Engine {
         let until = self.take_samples(began, self.turn.now + LONGEST_TURN);
         self.turn.took_records(began, self.turn.has_more.then_some(until));
         self.apply_events(until);
+        self.turn.applied_until = until;
         self.answer_files();
         self.managed.turn(
             &mut self.programs,
@@ -118,7 +119,7 @@ impl Engine {
                 && self.table.is_muted(pid, event.time)
             {
                 // Mapping events of its new program may have been skipped.
-                self.processes.repairs.is_missing_some(pid, self.turn.now);
+                self.processes.repairs.is_surely_outdated(pid, self.turn.now);
             }
             if let (Some(tid), Some(wall)) = (self.table.ended_thread(&event.event), &mut self.wall)
             {
@@ -143,7 +144,7 @@ impl Engine {
                     self.note_begun(pid, event.time);
                 }
                 Change::Lost => {
-                    self.processes.repairs.events_were_lost();
+                    self.processes.repairs.events_were_lost(self.turn.now);
                     if let Some(wall) = &mut self.wall {
                         wall.events_were_lost();
                     }
@@ -154,6 +155,7 @@ impl Engine {
                 }
                 Change::Muted { pid } => self.processes.repairs.was_muted(pid),
                 Change::Executed { pid } => {
+                    self.processes.repairs.executed(pid, self.turn.now);
                     self.executed_in_wall(pid, event.time);
                     if !self.selection.surely_drops(pid) {
                         self.note_begun(pid, event.time);
@@ -281,7 +283,7 @@ impl Engine {
             }
             if process.space.has_copies() {
                 // Whether the files are still around them is known by reading.
-                self.processes.repairs.maps_in_file(pid, self.turn.now);
+                self.processes.repairs.is_surely_outdated(pid, self.turn.now);
             }
             let generated = if self.pending.has_enough_of(pid) {
                 self.managed.units_of(process.image)

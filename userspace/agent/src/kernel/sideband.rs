@@ -25,6 +25,11 @@ use super::perf_record::{self, Timed};
 const DATA_PAGES: usize = 256;
 /// The same of hosts with more CPUs than [`MANY_CPUS`] (256 KiB).
 const FEWER_DATA_PAGES: usize = 64;
+/// Of a ring for which there is no room: how much a user may map is limited without CAP_IPC_LOCK
+/// (`perf_mmap` in kernel/events/core.c).
+const FEWEST_DATA_PAGES: usize = 16;
+/// A ring with less room than this may have lost events, which the kernel says with the next one only.
+const NEARLY_FULL: usize = 8 << 10;
 const MANY_CPUS: usize = 16;
 const PAGE: usize = 4096;
 /// Unread bytes of one CPU's ring that wake userspace: about twenty programs that start. Being
@@ -85,26 +90,23 @@ impl Renamed {
 // SAFETY: the mapping belongs to this value alone; the kernel side is accessed by atomics.
 unsafe impl Send for CpuRing {}
 
-impl CpuRing {
-    fn of(cpu: u32, fd: OwnedFd, data_pages: usize, has_names: bool) -> io::Result<Self> {
-        // SAFETY: a fresh mapping of the event's ring; the result is checked.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                (data_pages + 1) * PAGE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                fd.as_raw_fd(),
-                0,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let (start, renamed) = (start.cast(), Renamed::default());
-        Ok(Self { cpu, fd, start, data_pages, has_names, renamed, replaced_from: None })
-    }
+/// The memory of an event's ring.
+fn map_ring(event: BorrowedFd<'_>, data_pages: usize) -> io::Result<*mut u8> {
+    // SAFETY: a fresh mapping of the event's ring; the result is checked.
+    let start = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            (data_pages + 1) * PAGE,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            event.as_raw_fd(),
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(start.cast()) }
+}
 
+impl CpuRing {
     fn position(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: within the mapping's first page, 8-byte aligned, shared with the kernel.
         unsafe { &*self.start.add(offset).cast::<AtomicU64>() }
@@ -133,6 +135,9 @@ impl CpuRing {
     ) {
         let head = self.position(DATA_HEAD).load(Ordering::Acquire);
         let mut tail = self.position(DATA_TAIL).load(Ordering::Relaxed);
+        if head.wrapping_sub(tail) > (self.data_pages * PAGE - NEARLY_FULL) as u64 {
+            events.push(Timed::lost(0));
+        }
         while head.wrapping_sub(tail) >= 8 {
             scratch.clear();
             self.copy(tail, 8, scratch);
@@ -159,9 +164,13 @@ impl CpuRing {
     }
 }
 
+fn is_without_room(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOMEM))
+}
+
 impl Drop for CpuRing {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `open`.
+        // SAFETY: the mapping made in `map_ring`.
         unsafe { libc::munmap(self.start.cast(), (self.data_pages + 1) * PAGE) };
     }
 }
@@ -204,11 +213,21 @@ impl Sideband {
         for &cpu in cpus {
             match sideband.try_open_on(cpu, true, &mut |cpu, event| event.open(cpu)) {
                 // The CPU has just been switched off.
-                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {
+                    sideband.missing.push(Missing { cpu, is_logged: false });
+                }
                 outcome => outcome?,
             }
         }
         Ok(sideband)
+    }
+
+    /// Rings of CPUs that are off get no events any more, and keep the memory of the next ones.
+    pub fn close_others(&mut self, cpus: &[u32]) {
+        let others = self.rings.iter().map(|ring| ring.cpu).filter(|cpu| !cpus.contains(cpu));
+        for cpu in others.collect::<Vec<u32>>() {
+            self.close(cpu);
+        }
     }
 
     /// Takes the events of a CPU from a new ring: one that was switched off has lost the old one.
@@ -261,6 +280,7 @@ impl Sideband {
                 // The CPU was switched off: it has a new ring when it is on again.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {
                     self.rings.retain(|ring| ring.cpu != cpu);
+                    self.missing.push(Missing { cpu, is_logged: false });
                 }
                 Err(error) => {
                     tracing::debug!(cpu, %error, "the process events of a CPU stay as they are");
@@ -279,7 +299,10 @@ impl Sideband {
             Wakeup::Many => WAKEUP_BYTES,
         };
         let event = opens(cpu, CpuEvent::Processes { wakeup_bytes, has_names })?;
-        let ring = CpuRing::of(cpu, event, self.data_pages, has_names)?;
+        let (start, data_pages) = self.map(cpu, event.as_fd())?;
+        let renamed = Renamed::default();
+        let ring =
+            CpuRing { cpu, fd: event, start, data_pages, has_names, renamed, replaced_from: None };
         let mut interest =
             libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
         // SAFETY: valid descriptors and a valid event.
@@ -295,13 +318,39 @@ impl Sideband {
             return Err(io::Error::last_os_error());
         }
         perf_event::enable(ring.fd.as_fd())?;
-        if let Some(old) = self.rings.iter().position(|ring| ring.cpu == cpu) {
-            // An event seen by both is delivered twice; the second changes nothing.
-            let mut old = self.rings.swap_remove(old);
-            old.drain(&mut self.scratch, &mut self.left, &mut |_, _| false);
-        }
+        // An event seen by both is delivered twice; the second changes nothing.
+        self.close(cpu);
         self.rings.push(ring);
         Ok(())
+    }
+
+    /// The memory of a CPU's new ring, with as many pages as there is room for. What the old one takes is
+    /// given up for it: a loss follows in any case.
+    fn map(&mut self, cpu: u32, event: BorrowedFd<'_>) -> io::Result<(*mut u8, usize)> {
+        let mut data_pages = self.data_pages;
+        loop {
+            match map_ring(event, data_pages) {
+                Err(error) if is_without_room(&error) => {
+                    if self.close(cpu) {
+                        continue;
+                    }
+                    if data_pages <= FEWEST_DATA_PAGES {
+                        return Err(error);
+                    }
+                    data_pages /= 2;
+                }
+                outcome => return Ok((outcome?, data_pages)),
+            }
+        }
+    }
+
+    /// Closes the ring of a CPU, if there is one.
+    fn close(&mut self, cpu: u32) -> bool {
+        let place = self.rings.iter().position(|ring| ring.cpu == cpu);
+        let Some(place) = place else { return false };
+        let mut old = self.rings.swap_remove(place);
+        old.drain(&mut self.scratch, &mut self.left, &mut |_, _| false);
+        true
     }
 
     /// Readable when any CPU has events.
@@ -421,6 +470,49 @@ mod tests {
         sideband.rings[0].replaced_from = Some(Instant::now());
         assert!(!sideband.follow_floods(&mut opens));
         assert_eq!(renamed(&mut sideband, 1000), (1000, true));
+    }
+
+    /// This thread may lock the memory of one ring, as any user.
+    fn give_up_locking() -> Result<(), rustix::io::Errno> {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+        let limit = getrlimit(Resource::Memlock);
+        let one_ring = (DATA_PAGES + DATA_PAGES / 2) * PAGE;
+        setrlimit(Resource::Memlock, Rlimit { current: Some(one_ring as u64), ..limit })?;
+        let mut own = capabilities(None)?;
+        own.effective.remove(CapabilitySet::IPC_LOCK);
+        set_capabilities(None, own)
+    }
+
+    /// Needs root, as strata does.
+    #[test]
+    fn a_ring_takes_the_memory_of_the_one_before_where_there_is_no_more() {
+        const ALONE: &str = "STRATA_TEST_ALONE";
+        if std::env::var_os(ALONE).is_none() {
+            // What other tests lock counts too.
+            let test = "kernel::sideband::tests::a_ring_takes_the_memory_of_the_one_before_where_there_is_no_more";
+            let mut alone = std::process::Command::new(std::env::current_exe().expect("a test"));
+            let ended = alone.args(["--exact", test]).env(ALONE, "1").output().expect("it starts");
+            let output = String::from_utf8_lossy(&ended.stdout);
+            assert!(ended.status.success() && output.contains("1 passed"), "{output}");
+            return;
+        }
+        let mut opens = |cpu, event: CpuEvent| event.open(cpu);
+        give_up_locking().expect("needs root");
+        let mut sideband = Sideband::open(&[0], Wakeup::Many).expect("events");
+        for _ in 0..3 {
+            sideband.open_on(0, &mut opens);
+            assert!(sideband.missing.is_empty() && sideband.rings.len() == 1);
+        }
+        threads_renamed(10);
+        let mut events = Vec::new();
+        sideband.drain(&mut events, |_, _| false);
+        let of_test =
+            |of: &&Timed| matches!(&of.event, Event::Comm { name, .. } if name == b"renamed");
+        assert_eq!(events.iter().filter(of_test).count(), 10);
+        assert_eq!(events.iter().filter(|of| matches!(of.event, Event::Lost { .. })).count(), 3);
+        sideband.close_others(&[1]);
+        assert!(sideband.rings.is_empty());
     }
 
     #[test]

@@ -103,6 +103,10 @@ impl Managed {
         if let Some(image) = self.current.remove(&pid)
             && let Some(target) = self.targets.get_mut(&image)
         {
+            // Its number may be another process's by then, and its program may be another one.
+            if matches!(target.state, State::Attaching) {
+                self.bridges.withdraw(image);
+            }
             target.take_in_for(&mut self.maps_reader, LAST_WORDS);
             target.keep_last_objects();
             target.keep_last_snapshots(Which::OfEnded);
@@ -135,7 +139,7 @@ impl Managed {
             let Arrival { pid, image, attach, outcome, is_withdrawn } = arrival;
             if is_withdrawn {
                 if let Ok(bridge) = outcome {
-                    tracing::info!(pid, "the bridge leaves again: the configuration changed");
+                    tracing::info!(pid, "the bridge leaves again: it is not wanted any more");
                     self.attached += 1;
                     self.loaded += u64::from(bridge.was_loaded());
                     self.detached += 1;

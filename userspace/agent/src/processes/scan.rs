@@ -6,12 +6,13 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::time::{Duration, Instant};
 
 use super::space;
 use super::table::{Change, Existing, Mapping, ProcessTable, Threads};
 use crate::blocking_reader::{BlockingReader, Missing, Patience, Ticket, owner_of};
+use crate::clock::monotonic_nanos;
 use crate::image_id::ImageId;
 use crate::kernel::perf_record::MappedInode;
 use strata_sandbox::{living_thread, process_text};
@@ -33,6 +34,8 @@ pub struct Scanner {
     repairs: BlockingReader<u32, Option<Found>>,
     /// Requested repairs: the process as it was known then.
     asked: HashMap<Ticket, Suspect>,
+    /// Readings that may show what events do that were not applied yet.
+    early: Vec<(Ticket, Result<Option<Found>, Missing>)>,
 }
 
 /// A process of which `/proc` may show more than its events did.
@@ -42,6 +45,8 @@ struct Suspect {
     image: ImageId,
     epoch: u32,
     is_outdated: bool,
+    /// Readings that were not applied because it had changed.
+    tries: u8,
 }
 
 /// The result of re-reading a known process.
@@ -50,23 +55,21 @@ pub enum Repair {
     Done {
         pid: u32,
         change: Change,
+        /// Its parent was not known before.
+        is_adopted: bool,
     },
     /// It is gone.
-    Gone {
-        pid: u32,
-    },
-    /// Its program or mappings changed while it was read, or may have.
-    Again {
-        pid: u32,
-    },
-    /// Others hang: it was not read.
-    Later {
-        pid: u32,
-    },
+    Gone { pid: u32 },
+    /// Reading it takes too long.
+    Hung { pid: u32 },
+    /// It was not read: others hang, it changes all the time, or strata lacks memory or descriptors.
+    Later { pid: u32 },
 }
 
 /// The most processes re-read at the same time: this bounds the cost of a lost event.
 const MOST_REPAIRS: usize = 4096;
+/// Readings of a process that changes while it is read.
+const MOST_TRIES: u8 = 3;
 
 /// What `/proc` shows of a process.
 struct Found {
@@ -76,20 +79,23 @@ struct Found {
     /// Strata may not read what it has mapped.
     is_unreadable: bool,
     stat: Stat,
+    /// When it was read, by the clock of events.
+    read: u64,
 }
 
 impl Default for Scanner {
     fn default() -> Self {
-        Self::with(read)
+        Self::with([read, read_steadily])
     }
 }
 
 impl Scanner {
-    fn with(read: fn(u32) -> Option<Found>) -> Self {
+    fn with([read, again]: [fn(u32) -> Option<Found>; 2]) -> Self {
         Self {
             reader: BlockingReader::new("processes", PATIENCE, read),
-            repairs: BlockingReader::new("repairs", PATIENCE, read),
+            repairs: BlockingReader::new("repairs", PATIENCE, again),
             asked: HashMap::new(),
+            early: Vec::new(),
         }
     }
 
@@ -111,13 +117,17 @@ impl Scanner {
     /// Requests a re-read of a known process, off the event loop: see [`Self::take_repairs`]. False
     /// when it cannot be read now.
     pub fn ask_repair(&mut self, table: &ProcessTable, pid: u32) -> bool {
+        self.ask_again(table, pid, 0)
+    }
+
+    fn ask_again(&mut self, table: &ProcessTable, pid: u32, tries: u8) -> bool {
         let Some(process) = table.get(pid) else { return true };
         if self.has_enough_repairs() {
             return false;
         }
         let (image, epoch) = (process.image, process.space.epoch);
-        let suspect = Suspect { pid, image, epoch, is_outdated: false };
-        if self.asked.values().any(|asked| *asked == suspect) {
+        let suspect = Suspect { pid, image, epoch, is_outdated: false, tries };
+        if self.asked.values().any(|asked| Suspect { tries, ..*asked } == suspect) {
             return true;
         }
         let ticket = self.repairs.ask_of(owner_of(pid), pid);
@@ -127,40 +137,58 @@ impl Scanner {
         ticket.is_some()
     }
 
-    /// Applies a fresh reading of `/proc`. Fields that changed since the reading was requested are
-    /// ignored: an event has updated them meanwhile.
-    pub fn take_repairs(&mut self, table: &mut ProcessTable, time: u64) -> Vec<Repair> {
+    /// Applies readings of `/proc`, once all events before each have been applied: those up to this time.
+    /// Processes that changed since they were requested are read again.
+    pub fn take_repairs(&mut self, table: &mut ProcessTable, applied_until: u64) -> Vec<Repair> {
         if self.asked.is_empty() {
             return Vec::new();
         }
         let mut repairs = Vec::new();
-        for (ticket, found) in self.repairs.answers() {
+        let mut answers = std::mem::take(&mut self.early);
+        answers.append(&mut self.repairs.answers());
+        for (ticket, found) in answers {
+            if let Ok(Some(early)) = &found
+                && early.read > applied_until
+            {
+                self.early.push((ticket, found));
+                continue;
+            }
             let Some(asked) = self.asked.remove(&ticket) else { continue };
-            let Suspect { pid, image, epoch, is_outdated } = asked;
+            let Suspect { pid, image, epoch, is_outdated, tries } = asked;
             let found = match found {
                 Ok(found) => found,
-                Err(Missing::GivenUp) => continue,
+                Err(Missing::GivenUp) => {
+                    repairs.push(Repair::Hung { pid });
+                    continue;
+                }
                 Err(Missing::Refused) => {
                     repairs.push(Repair::Later { pid });
                     continue;
                 }
             };
             let Some(process) = table.get(pid) else { continue };
-            if is_outdated || process.image != image || process.space.epoch != epoch {
-                repairs.push(Repair::Again { pid });
+            let has_changed = process.image != image || process.space.epoch != epoch;
+            if has_changed || is_outdated {
+                let tries = tries + u8::from(has_changed);
+                if tries >= MOST_TRIES || !self.ask_again(table, pid, tries) {
+                    repairs.push(Repair::Later { pid });
+                }
                 continue;
             }
             match found {
                 // What it has mapped stays as it is known.
                 Some(found) if found.is_unreadable => {
-                    repairs.push(Repair::Done { pid, change: Change::None });
+                    let is_adopted = table.adopt(found.existing(pid));
+                    repairs.push(Repair::Done { pid, change: Change::None, is_adopted });
                 }
                 // A kernel thread has nothing mapped.
                 Some(found) if found.has_memory || !found.stat.is_zombie() => {
                     let mappings = found.mappings(table);
-                    let change = table.repair(pid, &found.stat.comm, &mappings, time);
-                    repairs.push(Repair::Done { pid, change });
+                    let change = table.repair(found.existing(pid), &mappings, found.read);
+                    let is_adopted = table.adopt(found.existing(pid));
+                    repairs.push(Repair::Done { pid, change, is_adopted });
                 }
+                None if !has_ended(pid) => repairs.push(Repair::Later { pid }),
                 _ => repairs.push(Repair::Gone { pid }),
             }
         }
@@ -202,23 +230,40 @@ impl Scanner {
     }
 }
 
-/// Processes may end at any moment: one that cannot be read counts as gone.
+/// Its name is that of the program whose mappings were read: it may execute another one meanwhile.
+fn read_steadily(pid: u32) -> Option<Found> {
+    let mut found = read(pid)?;
+    for _ in 1..MOST_TRIES {
+        if stat(pid).is_none_or(|stat| stat.comm == found.stat.comm) {
+            break;
+        }
+        found = read(pid)?;
+    }
+    Some(found)
+}
+
+/// Processes may end at any moment, then there is nothing to read.
 fn read(pid: u32) -> Option<Found> {
     let stat = stat(pid)?;
-    let place = match stat.is_zombie() {
-        true => format!("/proc/{pid}/task/{}/maps", living_thread(pid)?),
-        false => format!("/proc/{pid}/maps"),
+    let nothing = |stat| Found {
+        code: Vec::new(),
+        has_memory: false,
+        is_unreadable: false,
+        stat,
+        read: monotonic_nanos(),
     };
+    let thread = if stat.is_zombie() { living_thread(pid) } else { Some(pid) };
+    let Some(thread) = thread else { return Some(nothing(stat)) };
+    let place = format!("/proc/{pid}/task/{thread}/maps");
     let file = match File::open(place) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            let code = Vec::new();
-            return Some(Found { code, has_memory: true, is_unreadable: true, stat });
+            return Some(Found { has_memory: true, is_unreadable: true, ..nothing(stat) });
         }
         Err(_) => return None,
     };
     let mut lines = BufReader::new(file.take(MAX_MAPS));
-    let mut found = Found { code: Vec::new(), has_memory: false, is_unreadable: false, stat };
+    let mut found = nothing(stat);
     let mut line = Vec::new();
     while lines.read_until(b'\n', &mut line).ok()? > 0 && found.code.len() < MAX_CODE {
         found.has_memory = true;
@@ -229,7 +274,15 @@ fn read(pid: u32) -> Option<Found> {
         }
         line.clear();
     }
+    found.read = monotonic_nanos();
     Some(found)
+}
+
+/// A process that cannot be read may go on all the same.
+pub fn has_ended(pid: u32) -> bool {
+    // SAFETY: signal 0 only asks.
+    let is_there = unsafe { libc::kill(pid as i32, 0) } == 0;
+    !is_there && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
 }
 
 impl Found {
@@ -243,11 +296,15 @@ impl Found {
             return false;
         }
         let mappings = self.mappings(table);
+        table.insert_existing(self.existing(pid), mappings);
+        true
+    }
+
+    fn existing(&self, pid: u32) -> Existing<'_> {
         let Stat { ref comm, parent, threads, .. } = self.stat;
         let threads =
             Threads { is_leaderless: self.stat.is_zombie(), others: threads.saturating_sub(1) };
-        table.insert_existing(Existing { pid, parent, comm, threads }, mappings);
-        true
+        Existing { pid, parent, comm, threads }
     }
 
     fn mappings(&self, table: &mut ProcessTable) -> Vec<Mapping> {
@@ -377,14 +434,16 @@ mod tests {
     #[test]
     fn a_process_that_hangs_holds_no_other_up() {
         const HANGS: u32 = u32::MAX >> 1;
-        let mut scanner = Scanner::with(|pid| {
-            if pid == HANGS {
-                loop {
-                    std::thread::park();
+        let mut scanner = Scanner::with(
+            [|pid| {
+                if pid == HANGS {
+                    loop {
+                        std::thread::park();
+                    }
                 }
-            }
-            read(pid)
-        });
+                read(pid)
+            }; 2],
+        );
         let mut table = ProcessTable::default();
         let here = std::process::id();
         assert_eq!(scanner.scan_these(&mut table, &[HANGS, here], Instant::now() + ALL_OF_THEM), 1);
@@ -399,18 +458,21 @@ mod tests {
         table.insert_unknown(here, "before");
         let mut scanner = Scanner::default();
         assert!(scanner.ask_repair(&table, here));
-        // It may have been read before that.
+        // It may have been read before that: what is read then does not count.
         scanner.events_were_lost();
-        let mut repairs = || loop {
-            let repairs = scanner.take_repairs(&mut table, 1);
-            if !repairs.is_empty() {
-                break (repairs, scanner.ask_repair(&table, here));
-            }
+        let mut take = |until: fn() -> u64| {
+            let took = scanner.take_repairs(&mut table, until());
             std::thread::sleep(Duration::from_millis(2));
+            took
         };
-        assert_eq!(repairs(), (vec![Repair::Again { pid: here }], true));
-        let renamed = Repair::Done { pid: here, change: Change::Renamed { pid: here } };
-        assert_eq!(repairs(), (vec![renamed], true));
+        // Of what was read a moment ago events may not have been applied.
+        let early: Vec<Repair> = (0..50).flat_map(|_| take(|| 1)).collect();
+        assert_eq!(early, []);
+        let repairs = (0..1000).map(|_| take(monotonic_nanos)).find(|repairs| !repairs.is_empty());
+        let change = Change::Renamed { pid: here };
+        let renamed = Repair::Done { pid: here, change, is_adopted: true };
+        assert_eq!(repairs, Some(vec![renamed]));
+        assert!(!scanner.is_reading());
         let code = a_process_of_which_events_were_lost_is_read_anew as fn() as usize as u64;
         assert!(table.get(here).is_some_and(|process| process.space.mapping_of(code).is_some()));
     }
@@ -423,11 +485,13 @@ mod tests {
             command.arg("60").uid(65_534).spawn().expect("it starts")
         };
         let mut children: Vec<_> = (0..PATIENCE.of_one + 2).map(sleeps).collect();
-        let mut scanner = Scanner::with(|_| {
-            loop {
-                std::thread::park();
-            }
-        });
+        let mut scanner = Scanner::with(
+            [|_| {
+                loop {
+                    std::thread::park();
+                }
+            }; 2],
+        );
         let mut table = ProcessTable::default();
         for child in &children {
             table.insert_unknown(child.id(), "sleep");
@@ -435,7 +499,7 @@ mod tests {
         }
         let mut later = Vec::new();
         while !scanner.asked.is_empty() {
-            later.extend(scanner.take_repairs(&mut table, 1));
+            later.extend(scanner.take_repairs(&mut table, u64::MAX));
             std::thread::sleep(Duration::from_millis(10));
         }
         for child in &mut children {
@@ -444,30 +508,34 @@ mod tests {
         }
         let left = children.iter().skip(PATIENCE.of_one);
         let expected: Vec<_> = left.map(|child| Repair::Later { pid: child.id() }).collect();
+        later.retain(|repair| !matches!(repair, Repair::Hung { .. }));
         assert_eq!(later, expected);
     }
 
     #[test]
     fn neither_a_kernel_thread_nor_a_process_that_may_not_be_read_is_gone() {
         const UNREADABLE: u32 = 8;
-        let mut scanner = Scanner::with(|pid| {
-            let (comm, state) = ("kswapd0".to_owned(), "S".to_owned());
-            let stat = Stat { comm, state, parent: KTHREADD, threads: 1 };
-            let is_unreadable = pid == UNREADABLE;
-            Some(Found { code: Vec::new(), has_memory: is_unreadable, is_unreadable, stat })
-        });
+        let mut scanner = Scanner::with(
+            [|pid| {
+                let (comm, state) = ("kswapd0".to_owned(), "S".to_owned());
+                let stat = Stat { comm, state, parent: KTHREADD, threads: 1 };
+                let is_unreadable = pid == UNREADABLE;
+                let code = Vec::new();
+                Some(Found { code, has_memory: is_unreadable, is_unreadable, stat, read: 0 })
+            }; 2],
+        );
         let mut table = ProcessTable::default();
         for pid in [7, UNREADABLE] {
             table.insert_unknown(pid, "kswapd0");
             assert!(scanner.ask_repair(&table, pid));
             let repairs = loop {
-                let repairs = scanner.take_repairs(&mut table, 1);
+                let repairs = scanner.take_repairs(&mut table, u64::MAX);
                 if !repairs.is_empty() {
                     break repairs;
                 }
                 std::thread::sleep(Duration::from_millis(2));
             };
-            assert_eq!(repairs, [Repair::Done { pid, change: Change::None }]);
+            assert_eq!(repairs, [Repair::Done { pid, change: Change::None, is_adopted: true }]);
         }
     }
 

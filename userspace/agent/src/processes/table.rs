@@ -56,9 +56,13 @@ impl Process {
             may_have_ended: false,
         }
     }
+
+    fn take_threads(&mut self, threads: Threads) {
+        (self.is_leaderless, self.others) = (threads.is_leaderless, threads.others);
+    }
 }
 
-/// What `/proc` shows of a process that was there before events were.
+/// What `/proc` shows of a process that was there before events were, or of which some were lost.
 #[derive(Clone, Copy, Debug)]
 pub struct Existing<'a> {
     pub pid: u32,
@@ -119,9 +123,8 @@ impl ProcessTable {
     pub fn forked_from(&self, pid: u32) -> Option<u32> {
         let origin = |pid: u32| {
             let process = self.get(pid)?;
-            let mappings = process.space.mappings();
-            let vdso = mappings.iter().find(|mapping| mapping.backing == Backing::Vdso)?;
-            Some((self.image(process.image)?.program?, vdso.start))
+            let vdso = vdso_of(process.space.mappings())?;
+            Some((self.image(process.image)?.program?, vdso))
         };
         let parent = self.get(pid)?.parent;
         (origin(pid)? == origin(parent)?).then_some(parent)
@@ -148,20 +151,28 @@ impl ProcessTable {
         self.processes.insert(pid, Process { is_leaderless, others, ..process });
     }
 
-    /// The reading of `/proc` of a process whose events may have been lost: its name, and what it
+    /// The reading of `/proc` of a process whose events may have been lost: its name and threads, and what it
     /// has mapped. The time is that of the reading.
-    pub fn repair(&mut self, pid: u32, comm: &str, mappings: &[Mapping], time: u64) -> Change {
+    pub fn repair(&mut self, found: Existing<'_>, mappings: &[Mapping], time: u64) -> Change {
+        let Existing { pid, comm, threads, .. } = found;
         let Some(process) = self.processes.get(&pid) else { return Change::None };
         let program = self.image(process.image).and_then(|image| image.program);
         let is_mapped = |file| mappings.iter().any(|one| one.backing == Backing::File(file));
+        let vdsos = vdso_of(process.space.mappings()).zip(vdso_of(mappings));
         let mut change = Change::None;
-        if program.is_some_and(|program| !is_mapped(program)) && !mappings.is_empty() {
-            // Its program is not mapped any more: it has executed another.
+        if program.is_some_and(|program| !is_mapped(program)) && !mappings.is_empty()
+            || vdsos.is_some_and(|(before, now)| before != now)
+        {
+            // It has executed another program, or its own once more.
             change = self.rename(pid, pid, comm.as_bytes(), true, time);
         } else if self.image(process.image).is_some_and(|image| *image.comm != *comm) {
             change = self.rename(pid, pid, comm.as_bytes(), false, time);
         }
         let Some(process) = self.processes.get_mut(&pid) else { return change };
+        if matches!(change, Change::Executed { .. }) {
+            process.is_executing = false;
+            process.take_threads(threads);
+        }
         let (image, refused) = (process.image, process.space.refused);
         if process.space.is_full() && !mappings.is_empty() {
             process.space.replace(mappings);
@@ -175,6 +186,17 @@ impl ProcessTable {
             self.images.note_mapped(image, mapping.backing, &self.files);
         }
         change
+    }
+
+    /// Who has made a process of which nothing was known, by `/proc`. False where that was known.
+    pub fn adopt(&mut self, found: Existing<'_>) -> bool {
+        let Some(process) = self.processes.get_mut(&found.pid) else { return false };
+        if process.parent != 0 || found.parent == 0 {
+            return false;
+        }
+        process.parent = found.parent;
+        process.take_threads(found.threads);
+        true
     }
 
     /// The content of files has changed in place: all that map them have the new one, which is another file
@@ -220,6 +242,11 @@ impl ProcessTable {
             ),
         }
     }
+}
+
+/// Where the kernel has mapped its own code: somewhere else in each program that is executed.
+fn vdso_of(mappings: &[Mapping]) -> Option<u64> {
+    mappings.iter().find(|mapping| mapping.backing == Backing::Vdso).map(|vdso| vdso.start)
 }
 
 /// The start of the path of .NET's generated code, which it maps a second time to write it.
@@ -314,7 +341,7 @@ mod tests {
         assert_eq!(table.refused_mappings, 1);
         let last = table.get(7).and_then(|process| process.space.mappings().last().copied());
         let last = last.expect("a mapping");
-        table.repair(7, "churn", &[last], 1);
+        table.repair(existing(7, "churn"), &[last], 1);
         assert_eq!(table.get(7).map(|process| process.space.mappings().to_vec()), Some(vec![last]));
         assert!(matches!(map_at(&mut table, more), Change::Mapped { .. }));
     }
@@ -328,10 +355,10 @@ mod tests {
         assert_eq!(table.refused_mappings, 3);
         table.insert_existing(existing(8, "full"), pages(MAX_MAPPINGS));
         assert_eq!(table.refused_mappings, 3);
-        table.repair(8, "full", &pages(MAX_MAPPINGS + 2), 1);
+        table.repair(existing(8, "full"), &pages(MAX_MAPPINGS + 2), 1);
         assert_eq!(table.refused_mappings, 5);
         table.insert_existing(existing(9, "small"), pages(1));
-        table.repair(9, "small", &pages(2), 1);
+        table.repair(existing(9, "small"), &pages(2), 1);
         assert_eq!(table.refused_mappings, 5);
         table.remove(7);
         assert_eq!(table.refused_mappings, 5, "a total");
@@ -351,17 +378,33 @@ mod tests {
         let before = table.get(7).expect("a process").image;
         // It mapped a library, and the event was lost.
         let seen = [at(0x1000, shell), at(0x5000, library)];
-        assert_eq!(table.repair(7, "sh", &seen, 5), Change::None);
+        assert_eq!(table.repair(existing(7, "sh"), &seen, 5), Change::None);
         let process = table.get(7).expect("a process");
         assert!(process.image == before && process.space.mapping_of(0x5800).is_some());
-        assert_eq!(table.repair(7, "worker", &seen, 6), Change::Renamed { pid: 7 });
+        assert_eq!(table.repair(existing(7, "worker"), &seen, 6), Change::Renamed { pid: 7 });
         // It executed another program, and that event was lost too.
         let seen = [at(0x1000, other)];
-        assert_eq!(table.repair(7, "cat", &seen, 7), Change::Executed { pid: 7 });
+        assert_eq!(table.repair(existing(7, "cat"), &seen, 7), Change::Executed { pid: 7 });
         let process = table.get(7).expect("a process");
         assert!(process.image != before && process.space.mapping_of(0x5800).is_none());
         assert_eq!(table.image(before).and_then(|image| image.replaced), Some(7));
         assert_eq!(table.image(process.image).map(|image| &*image.comm), Some("cat"));
+        let with_vdso =
+            |at: u64| [seen[0], Mapping { backing: Backing::Vdso, ..file(at, at + 1, 0) }];
+        assert_eq!(table.repair(existing(7, "cat"), &with_vdso(0x9000), 8), Change::None);
+        assert_eq!(table.repair(existing(7, "cat"), &with_vdso(0x9000), 9), Change::None);
+        // The same program once more.
+        let executed = Change::Executed { pid: 7 };
+        assert_eq!(table.repair(existing(7, "cat"), &with_vdso(0xa000), 10), executed);
+    }
+
+    #[test]
+    fn the_parent_of_a_process_whose_start_was_missed_is_known_by_its_reading() {
+        let mut table = ProcessTable::default();
+        table.insert_unknown(7, "cc");
+        assert!(table.adopt(Existing { parent: 3, ..existing(7, "cc") }));
+        assert_eq!(table.get(7).map(|process| process.parent), Some(3));
+        assert!(!table.adopt(Existing { parent: 1, ..existing(7, "cc") }), "it was reparented");
     }
 
     #[test]

@@ -20,6 +20,7 @@ use super::extents::{Stretch, extents_of};
 use super::rule_set::RuleSet;
 use super::search;
 use super::segments::Segments;
+use crate::clock::monotonic_nanos;
 use crate::hash::{HashMap, HashSet};
 use crate::kernel::loader::{LoadError, Programs};
 
@@ -35,6 +36,8 @@ const CAPTURES_MEANWHILE: u32 = 64;
 /// The same for code that a runtime has not published yet: the process entry is republished as soon
 /// as such stacks arrive.
 const PATIENT_CAPTURES: u32 = 256;
+/// The kernel has a process's entry so long after [`Owner::since`], in nanoseconds.
+const BEING_PUBLISHED: u64 = 5_000_000;
 /// Publications of a process whose generations are remembered: one may happen between a process's
 /// execution of another program and the event that reports it.
 const REMEMBERED: usize = 4;
@@ -47,6 +50,8 @@ struct Owner {
     last_used: Instant,
     /// When it was last allowed raw records.
     granted: Instant,
+    /// Since when it has been published, by the clock of records.
+    since: u64,
 }
 
 pub struct Store {
@@ -144,7 +149,8 @@ impl Store {
         if self.outdated.get(&pid).is_some_and(|outdated| outdated.contains(&generation)) {
             self.outdated.remove(&pid);
         }
-        let owner = Owner { block, generations, last_used: now, granted };
+        let since = self.owners.get(&pid).map_or_else(monotonic_nanos, |old| old.since);
+        let owner = Owner { block, generations, last_used: now, granted, since };
         let old = self.owners.insert(pid, owner);
         if let Some(published) = self.blocks.add_user(block) {
             let entry = Process {
@@ -294,6 +300,11 @@ impl Store {
         self.owners.contains_key(&pid)
     }
 
+    /// Whether a process was published for a while at a time.
+    pub fn was_published_before(&self, pid: u32, time: u64) -> bool {
+        self.owners.get(&pid).is_some_and(|owner| time > owner.since + BEING_PUBLISHED)
+    }
+
     /// Published processes.
     pub fn published(&self) -> impl Iterator<Item = u32> + '_ {
         self.owners.keys().copied()
@@ -355,7 +366,8 @@ mod tests {
     fn publish_plain(store: &mut Store, pid: u32, bytes: u64, last_used: Instant) {
         let block = store.blocks.add_plain((bytes / 4) as u32);
         let generations = [0; REMEMBERED];
-        store.owners.insert(pid, Owner { block, generations, last_used, granted: last_used });
+        let owner = Owner { block, generations, last_used, granted: last_used, since: 0 };
+        store.owners.insert(pid, owner);
     }
 
     #[test]

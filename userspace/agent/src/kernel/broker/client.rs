@@ -182,6 +182,11 @@ impl Broker {
         self.cpus.retain(|(of, _), _| *of != cpu);
     }
 
+    /// Sampling stops: clocks that have not been taken may be of another frequency than the next ones.
+    pub fn forget_clocks(&mut self) {
+        self.cpus.retain(|(_, event), _| !matches!(event, CpuEvent::Clock { .. }));
+    }
+
     /// Takes what has arrived.
     pub fn turn(&mut self) {
         if self.helper.is_none() && Instant::now() >= self.start_again {

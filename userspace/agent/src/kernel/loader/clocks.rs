@@ -6,8 +6,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use aya::programs::PerfEvent;
+use rustix::time::ClockId;
 
 use super::{LoadError, Programs, SAMPLER, program};
 use crate::kernel::perf_event::{self, CpuEvent};
@@ -24,6 +26,8 @@ pub(super) struct Clocks {
     awaited: Vec<u32>,
     /// A CPU without working memory has been reported.
     is_crowded: bool,
+    /// How long the machine had been suspended at the last check.
+    suspended: Duration,
 }
 
 impl Clocks {
@@ -36,6 +40,7 @@ impl Clocks {
             opened: Vec::new(),
             awaited: Vec::new(),
             is_crowded: false,
+            suspended: suspended(),
         })
     }
 
@@ -59,6 +64,19 @@ impl Clocks {
 
 fn online_cpus() -> Result<Vec<u32>, LoadError> {
     aya::util::online_cpus().map_err(|(path, _)| LoadError::Cpus(path.into()))
+}
+
+/// The least time of a suspension: two clocks are read one after the other.
+const SUSPENDED: Duration = Duration::from_millis(20);
+
+/// How long the machine has been suspended so far.
+fn suspended() -> Duration {
+    let now = |clock| {
+        let now = rustix::time::clock_gettime(clock);
+        Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or_default())
+    };
+    let since = now(ClockId::Monotonic);
+    now(ClockId::Boottime).saturating_sub(since)
 }
 
 /// CPUs that may be added to a running machine with fewer, and are sampled at once.
@@ -186,10 +204,18 @@ impl Programs {
         }
     }
 
-    /// Checks which CPUs are online, and returns those that were not at the last check. CPUs that
-    /// are offline now have lost their event.
+    /// Checks which CPUs are online, and returns those that were not at the last check, or since when the
+    /// machine was suspended, which switches all off and on but the first. CPUs that are offline now have
+    /// lost their event.
     pub fn look_for_cpus(&mut self) -> Result<Vec<u32>, LoadError> {
         let now = online_cpus()?;
+        let suspended = suspended();
+        if suspended > self.clocks.suspended + SUSPENDED {
+            self.clocks.suspended = suspended;
+            let mut others = std::mem::take(&mut self.clocks.cpus).into_iter();
+            self.clocks.cpus.extend(others.next());
+            others.for_each(|cpu| self.forget_events_of(cpu));
+        }
         if now == self.clocks.cpus {
             return Ok(Vec::new());
         }

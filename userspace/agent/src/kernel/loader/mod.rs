@@ -371,6 +371,9 @@ impl Programs {
             stopped = stopped.and(threads.stop(&mut self.ebpf));
         }
         self.clocks.stop();
+        if let Some(broker) = &mut self.broker {
+            broker.forget_clocks();
+        }
         stopped
     }
 

@@ -8,6 +8,7 @@ use std::time::Instant;
 use strata_abi::tables::MAX_INHERITED;
 
 use super::{Owner, Store};
+use crate::clock::monotonic_nanos;
 use crate::kernel::loader::Programs;
 
 impl Store {
@@ -29,7 +30,10 @@ impl Store {
         match owner.cloned() {
             Some(owner) => {
                 self.blocks.add_user(owner.block);
-                self.owners.insert(pid, Owner { last_used: Instant::now(), ..owner });
+                self.owners.insert(
+                    pid,
+                    Owner { last_used: Instant::now(), since: monotonic_nanos(), ..owner },
+                );
             }
             None => programs.remove_process(pid),
         }
