@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use strata_tests::backends::{self, Received};
 use strata_tests::collector::{Answer, Collector};
-use strata_tests::daemon::{Daemon, PATIENCE};
+use strata_tests::daemon::{Daemon, PATIENCE, own_address};
 use strata_tests::running::{Running, wait_until};
 use strata_tests::{machine, pprof, targets};
 
@@ -299,7 +299,6 @@ fn a_server_that_was_away_gets_what_it_missed_though_the_daemon_was_killed() -> 
     agent.answer(Answer::status(503));
     daemon.start()?;
     wait_until("the agent is asked", PATIENCE, || agent.requests().len() > 1)?;
-    let ill = agent.requests().len();
     agent.answer(Answer::default());
     let begun = cuts(&daemon);
     wait_until("everything is delivered", PATIENCE, || {
@@ -307,8 +306,7 @@ fn a_server_that_was_away_gets_what_it_missed_though_the_daemon_was_killed() -> 
     })?;
     let ended = daemon.end()?;
     assert!(ended.status.success(), "{}", ended.stderr);
-    let requests = agent.requests();
-    let well = backends::datadog(requests.get(ill..).unwrap_or_default())?;
+    let well = backends::datadog(&agent.taken())?;
     let patient = of_service(&well, "service", "patient");
     let mut by_runtime: std::collections::BTreeMap<String, Vec<u64>> = Default::default();
     for one in &patient {
@@ -463,7 +461,7 @@ fn one_recording_is_uploaded_and_kept_when_that_fails() -> Result<()> {
 
     server.answer(Answer::status(401));
     // A port at which no server listens.
-    let closed = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let closed = own_address();
     for (address, why) in [(address, "the server answered 401"), (closed, "refused")] {
         let ended = upload(&format!("http://{address}"))?;
         println!("{}", ended.stderr);
@@ -504,7 +502,7 @@ fn known_to_an_engine(id: &str) -> Answer {
 fn a_process_in_a_container_has_its_containers_name() -> Result<()> {
     let _machine = machine::beside_others()?;
     let program = targets::c("shares").named("shares_static").flag("-static").build()?;
-    let container = strata_tests::namespaces::Container::start(&program, "boxed", &["300"])?;
+    let container = strata_tests::namespaces::Container::start(&program, "boxed_known", &["300"])?;
     let mut daemon = Daemon::prepared()?;
     let (server, address) = Collector::on_port(0)?;
     let socket = daemon.folder().join("docker.sock");

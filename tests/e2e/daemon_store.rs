@@ -44,7 +44,7 @@ fn times_of_samples_are_kept_where_a_rule_asks_for_them() -> Result<()> {
     // One second, nothing for a second, and one more.
     for service in ["timed", "untimed", "timed"] {
         let mut command = Command::new(&shares);
-        command.arg("1").env("DD_SERVICE", service);
+        command.arg("1").env("DD_SERVICE", service).env("STRATA_TARGET_CLOCK", "cpu");
         let ended = Running::from_command(command)?.wait(PATIENCE)?;
         assert!(ended.status.success(), "{}", ended.stderr);
     }

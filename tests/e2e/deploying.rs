@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
@@ -13,8 +13,9 @@ use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 use serde_json::Value;
 use strata_config::{Inputs, Loaded, load};
+use strata_tests::daemon::own_address;
 use strata_tests::deployment::{self, PrivilegedContainer};
-use strata_tests::running::{Running, wait_until};
+use strata_tests::running::{Running, run, wait_until};
 use strata_tests::runtimes::Version;
 use strata_tests::{machine, places, runtimes, targets, text_outputs};
 
@@ -50,11 +51,10 @@ fn systemd_takes_the_unit_without_a_complaint() -> Result<()> {
     let text = deployment::text("strata.service")?;
     fs::write(&unit, text.replace(INSTALLED, &strata.to_string_lossy()))?;
     let verify = |unit: &Path| -> Result<String> {
-        let done = Command::new(places::required("systemd-analyze", "systemd")?)
-            .args(["verify", "--man=no", "--recursive-errors=no"])
-            .arg(unit)
-            .output()?;
-        let printed = String::from_utf8([done.stdout, done.stderr].concat())?;
+        let mut verify = Command::new(places::required("systemd-analyze", "systemd")?);
+        verify.args(["verify", "--man=no", "--recursive-errors=no"]).arg(unit);
+        let done = run(&mut verify)?;
+        let printed = done.stdout + &done.stderr;
         Ok(if done.status.success() { printed } else { format!("{printed}{}", done.status) })
     };
     assert_eq!(verify(&unit)?, "");
@@ -375,11 +375,12 @@ fn programs_that_load_the_bridge_themselves_get_the_variables_of_strata_env() ->
     fs::write(folder.path().join("shop.service"), "[Service]\nExecStart=/bin/true\n")?;
     let verify = |text: &str| -> Result<String> {
         fs::write(part.join("strata.conf"), text)?;
-        let done = Command::new(places::required("systemd-analyze", "systemd")?)
+        let mut verify = Command::new(places::required("systemd-analyze", "systemd")?);
+        verify
             .args(["verify", "--man=no", "--recursive-errors=no", "shop.service"])
-            .env("SYSTEMD_UNIT_PATH", format!("{}:", folder.path().display()))
-            .output()?;
-        Ok(String::from_utf8([done.stdout, done.stderr].concat())?)
+            .env("SYSTEMD_UNIT_PATH", format!("{}:", folder.path().display()));
+        let done = run(&mut verify)?;
+        Ok(done.stdout + &done.stderr)
     };
     assert_eq!(verify(&conf)?, "");
     assert!(verify(&conf.replace("Environment=", "Environments="))?.contains("Environments"));
@@ -480,22 +481,22 @@ fn the_image_records_the_host_from_a_privileged_container() -> Result<()> {
 #[test]
 fn the_images_daemon_is_healthy_samples_the_host_and_ends_on_sigterm() -> Result<()> {
     let _machine = machine::beside_others()?;
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let address = own_address();
     let container = PrivilegedContainer::new(&places::strata_binary()?)?;
-    let metrics = format!("metrics.address=127.0.0.1:{port}");
+    let metrics = format!("metrics.address={address}");
     let own = ["daemon", "--config", "/etc/strata/strata.toml", "--set", &metrics];
     let mut daemon = container.start(&own)?;
     let _busy = Running::start(&targets::c("shares").build()?, &["60"])?;
-    let is_up = wait_until("the daemon is healthy", Duration::from_secs(30), || {
+    let is_up = wait_until("the daemon is healthy", Duration::from_secs(60), || {
         !daemon.is_alive()
-            || get(port, "/healthz").is_ok_and(|answer| answer.ends_with("\r\n\r\nok\n"))
+            || get(address, "/healthz").is_ok_and(|answer| answer.ends_with("\r\n\r\nok\n"))
     });
     let printed = |daemon: Running| daemon.wait(Duration::ZERO).map(|ended| ended.stderr);
     if is_up.is_err() || !daemon.is_alive() {
         bail!("the daemon is not healthy: {:?}", printed(daemon));
     }
     let sampled = || -> f64 {
-        let metrics = get(port, "/metrics").unwrap_or_default();
+        let metrics = get(address, "/metrics").unwrap_or_default();
         let line = metrics.lines().find_map(|line| line.strip_prefix("strata_samples_total "));
         line.and_then(|value| value.parse().ok()).unwrap_or(0.0)
     };
@@ -510,8 +511,8 @@ fn the_images_daemon_is_healthy_samples_the_host_and_ends_on_sigterm() -> Result
 }
 
 /// The answer to a GET, head and body.
-fn get(port: u16, path: &str) -> Result<String> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+fn get(address: SocketAddr, path: &str) -> Result<String> {
+    let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();

@@ -2,18 +2,17 @@
 //! that does not notice.
 
 use std::collections::BTreeMap;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::Signal;
-use strata_tests::daemon::{Daemon, attaching_to};
+use strata_tests::daemon::{Daemon, attaching_to, burn_as};
 use strata_tests::dotnet_profiler::SecondProfiler;
 use strata_tests::running::{Ended, Running, wait_until};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::stacks::{Stack, Stacks};
 use strata_tests::strata::{Record, Recording, record};
-use strata_tests::{machine, places, stack_ends, text_outputs};
+use strata_tests::{machine, stack_ends};
 
 use crate::dotnet_running::{self, PATIENCE, each, wait_for_attach};
 
@@ -275,7 +274,7 @@ fn recordings_come_and_go_in_the_middle_of_a_flood() -> Result<()> {
     let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     each(&dotnet.versions(), 2, |version, _| {
-        let mut target = Target::start(&dotnet, version, "flood", "110")?;
+        let mut target = Target::start(&dotnet, version, "flood", "600")?;
         target.go()?;
         for round in 0..4 {
             let all = "exceptions,locks,allocations";
@@ -310,9 +309,11 @@ fn a_daemon_keeps_the_exceptions_that_a_rule_asks_for() -> Result<()> {
     let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut daemon = Daemon::prepared()?;
-    daemon.configure(&configuration(&[("throwing", "\"exceptions\"")]))?;
+    // Of this test alone: daemons of tests beside it attach to their own.
+    let services @ [throwing, others] = ["throwing-kept", "others-kept"];
+    daemon.configure(&configuration(services, &[(throwing, "\"exceptions\"")]))?;
     daemon.start()?;
-    let targets = ["throwing", "others"]
+    let targets = services
         .map(|service| Target::start_as(&dotnet, Version::V9, "paced", "1000", Some(service)));
     let [target, other] = targets;
     let (target, other) = (target?, other?);
@@ -322,35 +323,30 @@ fn a_daemon_keeps_the_exceptions_that_a_rule_asks_for() -> Result<()> {
     target.go()?;
     other.go()?;
     let (own, _) = (target.counts()?, other.counts()?);
+    burn_as(others)?;
     daemon.end()?;
-    let seen = stored(&daemon, "throwing")?;
-    println!("{own:?}: {seen} seen");
-    assert_eq!(seen, own.values().sum::<u64>());
-    assert_eq!(stored(&daemon, "others")?, 0);
+    let seen = stored(&daemon, throwing)?;
+    println!("{own:?}: {seen:?} seen");
+    assert_eq!(seen, Some(own.values().sum::<u64>()));
+    assert_eq!(stored(&daemon, others)?, None);
     Ok(())
 }
 
-/// Rules for two services that are attached to, with what is sampled beside CPU time.
-fn configuration(types: &[(&str, &str)]) -> String {
+/// Rules for some of the services that are attached to, with what is sampled beside CPU time.
+fn configuration(services: [&str; 2], types: &[(&str, &str)]) -> String {
     let rule = |(service, types): &(&str, &str)| {
         format!(
             "[[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"{service}\" }} }}\n\
              types = [\"cpu\", {types}]\n"
         )
     };
-    attaching_to(&["throwing", "others"]) + &types.iter().map(rule).collect::<String>()
+    attaching_to(&services) + &types.iter().map(rule).collect::<String>()
 }
 
-/// The exceptions of a service that are in the store.
-fn stored(daemon: &Daemon, service: &str) -> Result<u64> {
-    let file = format!("{service}.folded");
-    let mut command = Command::new(places::strata_binary()?);
-    command.args(["query", "--service", service, "--type", "exceptions", "-o", &file]);
-    command.arg("--store").arg(daemon.store()).current_dir(daemon.folder());
-    let ended = Running::from_command(command)?.wait(PATIENCE)?;
-    println!("{}", ended.stderr);
-    let stacks = std::fs::read_to_string(daemon.folder().join(&file)).unwrap_or_default();
-    Ok(text_outputs::folded(&stacks)?.iter().map(|stack| stack.count).sum())
+/// The exceptions of a service that are in the store, which has others of its samples.
+fn stored(daemon: &Daemon, service: &str) -> Result<Option<u64>> {
+    let stacks = daemon.query(service, "exceptions")?;
+    Ok(stacks.map(|stacks| stacks.iter().map(|stack| stack.count).sum()))
 }
 
 /// A reload changes which events are reported, also of processes that report some already.
@@ -360,14 +356,15 @@ fn a_reload_changes_the_events_of_processes_that_have_a_bridge() -> Result<()> {
     let dotnet = dotnet()?;
     let mut daemon = Daemon::prepared()?;
     let (locks, both) = ("\"locks\"", "\"exceptions\", \"locks\"");
-    daemon.configure(&configuration(&[("throwing", locks), ("others", both)]))?;
+    let services @ [throwing, others] = ["throwing-reloaded", "others-reloaded"];
+    daemon.configure(&configuration(services, &[(throwing, locks), (others, both)]))?;
     daemon.start()?;
     let start = |service| Target::start_as(&dotnet, Version::V9, "paced", "1000", Some(service));
-    let (target, other) = (start("throwing")?, start("others")?);
+    let (target, other) = (start(throwing)?, start(others)?);
     for of in [&target, &other] {
         daemon.running()?.wait_for_log(&format!("{REPORTED} pid={}", of.pid()), PATIENCE)?;
     }
-    daemon.configure(&configuration(&[("throwing", both), ("others", locks)]))?;
+    daemon.configure(&configuration(services, &[(throwing, both), (others, locks)]))?;
     daemon.reload()?;
     for of in [&target, &other] {
         let asked = format!("other events are asked for pid={}", of.pid());
@@ -383,11 +380,12 @@ fn a_reload_changes_the_events_of_processes_that_have_a_bridge() -> Result<()> {
     target.go()?;
     other.go()?;
     let (own, _) = (target.counts()?, other.counts()?);
+    burn_as(others)?;
     daemon.end()?;
-    let seen = stored(&daemon, "throwing")?;
-    println!("{own:?}: {seen} seen");
-    assert_eq!(seen, own.values().sum::<u64>());
-    assert_eq!(stored(&daemon, "others")?, 0);
+    let seen = stored(&daemon, throwing)?;
+    println!("{own:?}: {seen:?} seen");
+    assert_eq!(seen, Some(own.values().sum::<u64>()));
+    assert_eq!(stored(&daemon, others)?, None);
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use strata_tests::running::{Running, wait_until};
+use strata_tests::running::{PerfMaps, Running, wait_until};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::stacks::Frame;
 use strata_tests::{machine, places, strata};
@@ -134,14 +134,11 @@ fn a_perf_map_names_methods_where_diagnostics_are_switched_off() -> Result<()> {
             command.env(format!("COMPlus_{name}"), value).env(format!("DOTNET_{name}"), value);
         }
         let app = start_command(command)?;
+        let _maps = PerfMaps::of([app.pid()]);
         app.wait_until_used(2.0)?;
         let recording = strata::record()?.frequency(FREQUENCY).pid(app.pid()).start()?;
         let recorded = recording.finish_when_used(&[app.pid()], 1.5)?;
         let (clr, own) = (Clr::of(&recorded)?, recorded.stacks()?.of_pid(app.pid()));
-        for ending in ["map", "dump"] {
-            let name = if ending == "map" { "perf" } else { "jit" };
-            let _ = std::fs::remove_file(format!("/tmp/{name}-{}.{ending}", app.pid()));
-        }
         let is_named =
             |frame: &Frame| frame.name.starts_with("Shares.") && frame.file == "Shares.dll";
         let named = own.share_that(|stack| stack.frames.iter().any(is_named));
@@ -182,18 +179,27 @@ fn diagnostics_switched_off_are_a_reason() -> Result<()> {
     Ok(())
 }
 
-/// A memory control group of the first version, of one process.
+/// A program in a memory control group of the first version. Dropped in this order: the group can be removed once it
+/// is empty.
+struct Limited {
+    program: Running,
+    group: MemoryGroup,
+}
+
+impl Limited {
+    fn of(program: Running) -> Result<Self> {
+        let pid = program.pid();
+        let path = std::path::Path::new("/sys/fs/cgroup/memory").join(format!("strata-room-{pid}"));
+        std::fs::create_dir(&path)?;
+        let limited = Self { program, group: MemoryGroup(path) };
+        limited.group.write("cgroup.procs", &pid.to_string())?;
+        Ok(limited)
+    }
+}
+
 struct MemoryGroup(std::path::PathBuf);
 
 impl MemoryGroup {
-    fn of(pid: i32) -> Result<Self> {
-        let path = std::path::Path::new("/sys/fs/cgroup/memory").join(format!("strata-room-{pid}"));
-        std::fs::create_dir(&path)?;
-        let group = Self(path);
-        group.write("cgroup.procs", &pid.to_string())?;
-        Ok(group)
-    }
-
     fn write(&self, file: &str, text: &str) -> Result<()> {
         std::fs::write(self.0.join(file), text).with_context(|| format!("{file}: {text}"))
     }
@@ -231,10 +237,9 @@ fn a_program_without_room_in_its_memory_group_is_left_alone() -> Result<()> {
         strata_skip::skipped!("no memory control groups of the first version here");
         return Ok(());
     }
-    let mut target = start_command(dotnet.program(version, "Shares", &["600"])?)?;
-    let group = MemoryGroup::of(target.pid())?;
-    target.wait_until_used(2.0)?;
-    let pid = target.pid();
+    let mut limited = Limited::of(start_command(dotnet.program(version, "Shares", &["600"])?)?)?;
+    let pid = limited.program.pid();
+    limited.program.wait_until_used(2.0)?;
     let record = || -> Result<_> {
         strata::record()?
             .frequency(FREQUENCY)
@@ -244,9 +249,9 @@ fn a_program_without_room_in_its_memory_group_is_left_alone() -> Result<()> {
             .run()
     };
     for (room, is_attached) in [(5 << 20, false), (256 << 20, true)] {
-        group.leave(room)?;
+        limited.group.leave(room)?;
         let recorded = record()?;
-        assert!(target.is_alive(), "the program was ended");
+        assert!(limited.program.is_alive(), "the program was ended");
         let clr = Clr::of(&recorded)?;
         println!("{room} bytes: {clr:?}");
         let why = clr.why_not(pid).unwrap_or_default();
@@ -255,7 +260,5 @@ fn a_program_without_room_in_its_memory_group_is_left_alone() -> Result<()> {
             (is_attached, !is_attached)
         );
     }
-    drop(target);
-    drop(group);
     Ok(())
 }

@@ -171,7 +171,7 @@ fn a_daemon_and_recordings_beside_it_all_have_the_same_events() -> Result<()> {
             .configure(&format!("[sampling]\ntypes = [\"{types}\"]\n[dotnet]\nage = \"0s\"\n"))?;
         daemon.start()?;
         owns(&format!("pid {}", daemon.pid()?), &targets)?;
-        let recordings = (0..2)
+        let mut recordings = (0..2)
             .map(|_| {
                 let record = record()?.option("-e", KINDS).flag("-v");
                 targets.into_iter().fold(record, |record, pid| record.pid(pid)).start()
@@ -183,8 +183,13 @@ fn a_daemon_and_recordings_beside_it_all_have_the_same_events() -> Result<()> {
             })?;
             println!("{version}: {}", bridge_of(pid));
         }
-        // The recordings have their probes.
-        std::thread::sleep(Duration::from_secs(4));
+        // What is said above may be the daemon's; the recordings have probes of their own.
+        for recording in &mut recordings {
+            for pid in targets {
+                let reported = format!("{REPORTED} pid={pid}");
+                recording.running().wait_for_log(&reported, PATIENCE)?;
+            }
+        }
         throws.go()?;
         collects.go()?;
         waits.go()?;

@@ -15,9 +15,9 @@ use strata_tests::{machine, places, targets};
 const KINDS: [(&str, &str); 3] = [("cpu", "process_cpu"), ("wall", "wall"), ("off_cpu", "offcpu")];
 
 /// What the store answers for a kind, in nanoseconds.
-fn stored(daemon: &Daemon, kind: &str) -> Result<i64> {
+fn stored(daemon: &Daemon, service: &str, kind: &str) -> Result<i64> {
     let mut command = Command::new(places::strata_binary()?);
-    command.args(["query", "--json", "--service", "elapsed", "--type", kind, "--store"]);
+    command.args(["query", "--json", "--service", service, "--type", kind, "--store"]);
     command.arg(daemon.store());
     let ended = Running::from_command(command)?.wait(PATIENCE)?;
     let answer: serde_json::Value = serde_json::from_str(&ended.stdout).context(ended.stderr)?;
@@ -74,7 +74,7 @@ fn the_sums_of_each_kind_are_the_same_at_every_backend_and_in_the_store() -> Res
     let uploaded = of(backends::datadog(&agent.requests())?, "service");
     let exported = backends::otlp(&otlp.requests())?;
     for (kind, name) in KINDS {
-        let stored = stored(&daemon, kind)?;
+        let stored = stored(&daemon, "elapsed", kind)?;
         let of_kind = pushed.iter().filter(|one| one.label("__name__") == name);
         // Its column has the kind's own name but for one.
         let column = if kind == "off_cpu" { "offcpu" } else { kind };
@@ -118,18 +118,19 @@ fn short_processes_of_a_service_share_one_profile_a_period_and_a_lasting_one_has
     let mut daemon = Daemon::prepared()?;
     let agent_socket = daemon.folder().join("agent.socket");
     let agent = Collector::on_socket(&agent_socket)?;
+    // The service is no other test's: it would share profiles with what runs beside this one.
     daemon.configure(&format!(
         "[dotnet]\nbridge = \"off\"\n\
          [exporter.datadog]\nurl = \"unix://{}\"\nperiod = \"10s\"\n\
-         [[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"elapsed\" }} }}\n\
+         [[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"short-lived\" }} }}\n\
          types = [\"cpu\", \"wall\"]\n\
          [[rule]]\nmatch = {{ exe = \"*/short_life*\" }}\n\
-         service = \"elapsed\"\ntypes = [\"cpu\", \"wall\"]\n",
+         service = \"short-lived\"\ntypes = [\"cpu\", \"wall\"]\n",
         agent_socket.display(),
     ))?;
     daemon.start()?;
     let mut lasting = Command::new("/bin/sleep");
-    lasting.arg("600").env("DD_SERVICE", "elapsed");
+    lasting.arg("600").env("DD_SERVICE", "short-lived");
     let lasting = Running::from_command(lasting)?;
     let program = targets::c("short_life").build()?;
     for _ in 0..COUNT {
@@ -140,14 +141,14 @@ fn short_processes_of_a_service_share_one_profile_a_period_and_a_lasting_one_has
 
     let uploaded = backends::datadog(&agent.requests())?;
     let own: Vec<&Received> =
-        uploaded.iter().filter(|one| one.label("service") == "elapsed").collect();
+        uploaded.iter().filter(|one| one.label("service") == "short-lived").collect();
     let (of_one, of_several): (Vec<&Received>, Vec<&Received>) =
         own.iter().partition(|one| !one.label("process_id").is_empty());
     let lasting = lasting.pid().to_string();
     let has_lasting = of_one.iter().any(|one| one.label("process_id") == lasting);
     let ids: BTreeSet<&str> = of_several.iter().map(|one| one.label("runtime-id")).collect();
     let uploaded: i64 = own.iter().map(|one| sum(one, "wall")).sum();
-    let stored = stored(&daemon, "wall")?;
+    let stored = stored(&daemon, "short-lived", "wall")?;
     // Each has one thread, whose number is the process's.
     let threads: BTreeSet<i64> = of_several.iter().flat_map(|one| thread_ids(one)).collect();
     println!(

@@ -2,26 +2,22 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::time::Duration;
+use std::process::Command;
 
 use anyhow::{Context, Result};
 use rustix::mount::{MountFlags, UnmountFlags};
+use strata_tests::daemon::PATIENCE;
 use strata_tests::elf_edit::{ElfCopy, garbage};
-use strata_tests::running::Running;
+use strata_tests::running::{Ended, Running, run};
 use strata_tests::runtimes::{self, dotnet};
 use strata_tests::{machine, places, pprof, strata, targets};
 
 use crate::dotnet_running;
 
 /// Runs strata and returns its output; a panic is never acceptable.
-fn strata_says(command: &mut Command) -> Result<(Output, String)> {
-    let done = command.output().with_context(|| format!("{command:?}"))?;
-    let text = format!(
-        "{}{}",
-        String::from_utf8_lossy(&done.stdout),
-        String::from_utf8_lossy(&done.stderr)
-    );
+fn strata_says(command: &mut Command) -> Result<(Ended, String)> {
+    let done = run(command)?;
+    let text = format!("{}{}", done.stdout, done.stderr);
     println!("{:?} -> {}\n{}", command.get_args().collect::<Vec<_>>(), done.status, text.trim());
     assert!(!text.contains("panicked"), "strata panicked");
     Ok((done, text))
@@ -88,7 +84,7 @@ fn recordings_that_start_in_the_same_second_keep_their_files() -> Result<()> {
     };
     let recordings = [start()?, start()?, start()?];
     for recording in recordings {
-        let ended = recording.wait(Duration::from_secs(90))?;
+        let ended = recording.wait(PATIENCE * 2)?;
         assert!(ended.status.success(), "{}", ended.stderr);
     }
     let files: Vec<_> =
@@ -144,6 +140,9 @@ fn without_btf_it_works_or_says_so() -> Result<()> {
     command.args(["--mount", "/bin/sh", "-c", &script]).current_dir(folder.path());
     let (done, text) = strata_says(&mut command)?;
     assert!(done.status.success() || text.contains("BTF"), "the message does not name BTF");
+    if done.status.success() {
+        pprof::read(&folder.path().join("p.pb.gz"))?.stacks()?;
+    }
     assert!(!text.contains('\x1b'), "colours were printed although there is no terminal");
     Ok(())
 }
@@ -162,13 +161,15 @@ fn an_output_folder_that_is_not_there_is_named_before_recording() -> Result<()> 
 fn an_unknown_format_is_refused_with_the_known_ones() -> Result<()> {
     let _machine = machine::beside_others()?;
     let mut command = Command::new(places::strata_binary()?);
-    command.args(["record", "--duration", "1", "-o", "/tmp/strata-test.unknown"]);
+    let folder = tempfile::tempdir()?;
+    let output = folder.path().join("profile.unknown");
+    command.args(["record", "--duration", "1", "-o"]).arg(&output);
     let (done, text) = strata_says(&mut command)?;
     assert!(
         !done.status.success() && text.contains(".pb.gz") && text.contains(".folded"),
         "{text}"
     );
-    assert!(!Path::new("/tmp/strata-test.unknown").exists());
+    assert!(!output.exists());
     Ok(())
 }
 
@@ -177,7 +178,7 @@ fn a_dead_pid_is_named() -> Result<()> {
     let _machine = machine::beside_others()?;
     let ended = Running::start(Path::new("/bin/true"), &[])?;
     let pid = ended.pid();
-    ended.wait(Duration::from_secs(5))?;
+    ended.wait(PATIENCE)?;
     for (pid, what) in [(pid.to_string(), "ended"), ("999999999".to_string(), "impossible")] {
         let mut command = Command::new(places::strata_binary()?);
         command.args(["record", "--duration", "1", "--pid", &pid]);

@@ -6,8 +6,9 @@ use anyhow::Result;
 use strata_tests::bench::bare_program::BareProgram;
 use strata_tests::bench::bpf_objects::{self, Loaded};
 use strata_tests::bench::meters::ProcessMeter;
+use strata_tests::daemon::PATIENCE;
 use strata_tests::perf::{self, CallGraph};
-use strata_tests::running::{Running, wait_until};
+use strata_tests::running::{PerfMaps, Running, wait_until};
 use strata_tests::{
     elf_edit, fuse, machine, namespaces, runtimes, strata, summary, targets, text_outputs,
 };
@@ -54,7 +55,7 @@ fn every_native_target_builds_and_ends_well() -> Result<()> {
         programs.push((program, vec!["0.2"]));
     }
     for (program, arguments) in programs {
-        let ended = Running::start(&program, &arguments)?.wait(Duration::from_secs(20))?;
+        let ended = Running::start(&program, &arguments)?.wait(PATIENCE)?;
         assert!(ended.status.success(), "{}: {} {}", program.display(), ended.status, ended.stderr);
     }
     Ok(())
@@ -118,9 +119,7 @@ fn hidden_and_contained_programs_run_out_of_sight() -> Result<()> {
     println!("container {} pid {pid}:\n{group}", container.id);
     assert!(group.contains(&container.id));
     drop(container);
-    wait_until("the container is gone", Duration::from_secs(5), || {
-        namespaces::pid_of("contained").is_none()
-    })?;
+    wait_until("the container is gone", PATIENCE, || namespaces::pid_of("contained").is_none())?;
     Ok(())
 }
 
@@ -128,19 +127,19 @@ fn hidden_and_contained_programs_run_out_of_sight() -> Result<()> {
 fn node_java_and_python_targets_run() -> Result<()> {
     let _machine = machine::beside_others()?;
     let node = Running::from_command(runtimes::node(&["0.5"])?)?;
+    let _of_node = PerfMaps::of([node.pid()]);
     let node_map = format!("/tmp/perf-{}.map", node.pid());
-    let ended = node.wait(Duration::from_secs(20))?;
+    let ended = node.wait(PATIENCE)?;
     assert!(ended.status.success(), "{}", ended.stderr);
     assert!(std::fs::read_to_string(&node_map)?.contains("burnFifty"));
-    std::fs::remove_file(node_map)?;
-    let java = Running::from_command(runtimes::java("20")?)?;
-    std::thread::sleep(Duration::from_secs(2));
+    let java = Running::from_command(runtimes::java("300")?)?;
+    let _of_java = PerfMaps::of([java.pid()]);
+    java.wait_until_used(3.0)?; // its methods are compiled
     runtimes::write_java_perf_map(java.pid())?;
     let java_map = format!("/tmp/perf-{}.map", java.pid());
     assert!(std::fs::read_to_string(&java_map)?.contains("Shares.burnFifty"));
-    std::fs::remove_file(java_map)?;
     let python = Running::from_command(runtimes::python("shares.py", &["0.3"])?)?;
-    let ended = python.wait(Duration::from_secs(20))?;
+    let ended = python.wait(PATIENCE)?;
     assert!(ended.status.success() && ended.cpu_seconds("python") > 0.0, "{}", ended.stderr);
     Ok(())
 }
@@ -155,7 +154,7 @@ fn an_edited_elf_still_runs() -> Result<()> {
     copy.claim_section_size(".symtab", 1 << 40)?;
     let folder = tempfile::tempdir()?;
     let path = copy.write(&folder.path().join("hostile"))?;
-    let ended = Running::start(&path, &["x", "0.2"])?.wait(Duration::from_secs(10))?;
+    let ended = Running::start(&path, &["x", "0.2"])?.wait(PATIENCE)?;
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     assert_eq!(elf_edit::libc_build_id()?.len(), 40);
     Ok(())

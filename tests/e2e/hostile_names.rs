@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use strata_tests::elf_edit::ElfCopy;
-use strata_tests::running::Running;
+use strata_tests::running::{PerfMaps, Running};
 use strata_tests::{machine, strata, targets, text_outputs};
 
 use crate::tools_agree::well_formed_xml;
@@ -27,14 +27,13 @@ fn script_quotes_separators_and_escapes_are_inert_everywhere() -> Result<()> {
     let running: Vec<Running> =
         names.iter().map(|n| Running::start(&program, &[n, "300"])).collect::<Result<_>>()?;
     running.iter().try_for_each(|process| process.wait_until_used(0.02))?;
+    let _maps = PerfMaps::of([running[0].pid()]);
     let map = format!("/tmp/perf-{}.map", running[0].pid());
-    std::fs::write(&map, "0 ffffffffffffffff <script>map\x1b[1m\n\n\nnonsense\n10 zz\n")?;
+    std::fs::write(map, "0 ffffffffffffffff <script>map\x1b[1m\n\n\nnonsense\n10 zz\n")?;
     let record = strata::record()?.frequency(997).output("p.svg").output("p.folded");
     let recording = record.output("p.perf").output("p.json.gz").start()?;
     let pids: Vec<i32> = running.iter().map(Running::pid).collect();
-    let recorded = recording.finish_when_used(&pids, 0.8);
-    let _ = std::fs::remove_file(map);
-    let recorded = recorded?;
+    let recorded = recording.finish_when_used(&pids, 0.8)?;
 
     let svg = recorded.text("p.svg")?;
     for forbidden in ["<script>a()", "<script>x(1)", "<script>map", "<b>", "\x1b"] {

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use strata_tests::running::Running;
+use anyhow::Result;
+use strata_tests::running::{Running, run};
 use strata_tests::runtimes::{self, dotnet};
 use strata_tests::strata::{Recorded, record};
 use strata_tests::{machine, places, targets, text_outputs};
@@ -85,8 +85,8 @@ fn what_a_program_waits_for_is_not_idle() -> Result<()> {
         let svg = recorded.path("app.svg");
         let mut convert = std::process::Command::new(places::strata_binary()?);
         convert.args(["convert", "--frames", "app"]).arg(recorded.path("profile.pb.gz")).arg(&svg);
-        let converted = convert.output().context("strata convert")?;
-        assert!(converted.status.success(), "{}", String::from_utf8_lossy(&converted.stderr));
+        let converted = run(&mut convert)?;
+        assert!(converted.status.success(), "{}", converted.stderr);
         let shown = text_outputs::svg_boxes(&std::fs::read_to_string(&svg)?)?;
         assert!(shown.iter().all(|one| !one.title.starts_with("idle")));
         assert!(shown.iter().any(|one| one.title.contains("OnOff.Waits")));

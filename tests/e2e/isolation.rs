@@ -2,6 +2,8 @@
 //! labelled with where they run.
 
 use anyhow::{Context, Result};
+use rustix::process::Signal;
+use strata_tests::daemon::PATIENCE;
 use strata_tests::{machine, namespaces, strata, targets};
 
 #[test]
@@ -23,9 +25,12 @@ fn a_program_only_its_own_namespace_can_see_is_symbolised() -> Result<()> {
 fn a_hidden_program_that_starts_while_recording_is_symbolised() -> Result<()> {
     let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
-    let recording = strata::record()?.frequency(997).seconds(6.0).start()?;
-    let _hidden =
+    let mut recording = strata::record()?.frequency(997).start()?;
+    let hidden =
         namespaces::hidden(&targets::c("shares").build()?, "hidden_late", "4", folder.path())?;
+    // It and its files are gone when the recording ends.
+    assert!(hidden.wait(PATIENCE)?.status.success());
+    recording.running().signal(Signal::INT)?;
     let own = recording.finish()?.stacks()?.of_comm("hidden_late");
     let named = own.share_that(|s| s.has("descend") && s.has("main"));
     println!("{} samples, {named:.4} named; complete {}", own.total(), own.completeness());

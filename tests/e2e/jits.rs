@@ -2,17 +2,18 @@
 
 use anyhow::Result;
 use strata_tests::daemon::PATIENCE;
-use strata_tests::running::Running;
+use strata_tests::running::{PerfMaps, Running};
+use strata_tests::stacks::Stack;
 use strata_tests::{machine, runtimes, strata, targets};
 
 #[test]
 fn node_shows_its_javascript_functions() -> Result<()> {
     let _machine = machine::beside_others()?;
     let node = Running::from_command(runtimes::node(&["300"])?)?;
+    let _maps = PerfMaps::of([node.pid()]);
     node.wait_until_used(2.5)?; // its functions are compiled
     let recording = strata::record()?.frequency(997).start()?;
     let recorded = recording.finish_when_used(&[node.pid()], 3.0)?;
-    let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", node.pid()));
     let own = recorded.stacks()?.of_pid(node.pid());
     let with = |name: &str| own.share_that(|s| s.frames.iter().any(|f| f.name.contains(name)));
     println!(
@@ -42,13 +43,13 @@ fn node_shows_its_javascript_functions() -> Result<()> {
 fn a_perf_map_of_another_user_names_nothing() -> Result<()> {
     let _machine = machine::beside_others()?;
     let node = Running::from_command(runtimes::node(&["300"])?)?;
+    let _maps = PerfMaps::of([node.pid()]);
     node.wait_until_used(2.5)?; // its functions are compiled
     let map = format!("/tmp/perf-{}.map", node.pid());
     // As if any user of the host had been there first.
     std::os::unix::fs::chown(&map, Some(65_534), Some(65_534))?;
     let recording = strata::record()?.frequency(997).start()?;
     let recorded = recording.finish_when_used(&[node.pid()], 1.5)?;
-    let _ = std::fs::remove_file(map);
     let own = recorded.stacks()?.of_pid(node.pid());
     let named = own.share_that(|s| s.frames.iter().any(|f| f.name.contains("burn")));
     println!("{} samples, {named:.3} named by the other user's file", own.total());
@@ -60,13 +61,13 @@ fn a_perf_map_of_another_user_names_nothing() -> Result<()> {
 fn java_shows_its_methods() -> Result<()> {
     let _machine = machine::beside_others()?;
     let java = Running::from_command(runtimes::java("300")?)?;
+    let _maps = PerfMaps::of([java.pid()]);
     java.wait_until_used(6.0)?;
     let recording = strata::record()?.frequency(997).start()?;
     java.wait_until_used(9.0)?;
     // At the end: the map has what is compiled when it is written.
     runtimes::write_java_perf_map(java.pid())?;
     let recorded = recording.finish_when_used(&[java.pid()], 0.0)?;
-    let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", java.pid()));
     let own = recorded.stacks()?.of_pid(java.pid());
     let share = |name: &str| own.share_of_leaf_like(&["Shares.", name]);
     let (fifty, thirty, twenty) = (share("burnFifty"), share("burnThirty"), share("burnTwenty"));
@@ -87,10 +88,12 @@ fn java_shows_its_methods() -> Result<()> {
 fn code_that_a_program_copies_for_huge_pages_is_its_files() -> Result<()> {
     let _machine = machine::beside_others()?;
     let program = targets::c("copies_its_code").flag("-fno-toplevel-reorder").build()?;
-    let mut running = Running::start(&program, &["100"])?;
+    let mut running = Running::start(&program, &["600"])?;
     running.wait_for_line("copied", PATIENCE)?;
-    let before = strata::record()?.frequency(499).pid(running.pid()).seconds(2.0).run()?;
-    let meanwhile = strata::record()?.frequency(499).command(&program, &["2"]).run()?;
+    let before = strata::record()?.frequency(499).pid(running.pid()).start()?;
+    let before = before.finish_when_used(&[running.pid()], 2.0)?;
+    let meanwhile = strata::record()?.frequency(499).command(&program, &["2"]).by_cpu_time();
+    let meanwhile = meanwhile.run()?;
     for (when, recorded) in [("before", before), ("meanwhile", meanwhile)] {
         let stacks = recorded.stacks()?.of_comm("copies_its_code");
         let whole = stacks.share_that(|stack| {
@@ -144,10 +147,10 @@ fn python_with_perf_support_keeps_its_stacks_whole() -> Result<()> {
             continue;
         };
         let python = Running::from_command(command)?;
+        let _maps = PerfMaps::of([python.pid()]);
         python.wait_until_used(1.0)?;
         let recording = strata::record()?.frequency(997).start()?;
         let recorded = recording.finish_when_used(&[python.pid()], 3.0)?;
-        let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", python.pid()));
         let own = recorded.stacks()?.of_pid(python.pid()).with_user_part();
         let named = own.share_that(|s| s.frames.iter().any(|f| f.name.contains("py::descend")));
         println!(
@@ -177,6 +180,7 @@ fn python_code_from_before_a_fork_has_names_in_the_children() -> Result<()> {
         };
         let mut server = Running::from_command(running)?;
         server.wait_for_line("ready", PATIENCE)?;
+        let _of_server = PerfMaps::of_family(server.pid());
         let of_host = strata::record()?.frequency(499).seconds(3.0).run()?;
         let children = |pid| of_parent(pid, server.pid());
         let running = of_host.stacks()?.that(|stack| stack.pid().is_some_and(children));
@@ -187,6 +191,9 @@ fn python_code_from_before_a_fork_has_names_in_the_children() -> Result<()> {
         let mut script = vec!["-c", "\"$0\" \"$@\"; sleep 3", program.to_str().unwrap_or_default()];
         script.extend(&arguments);
         let ended = strata::record()?.frequency(499).command("sh", &script).run()?.stacks()?;
+        // Of what they ran, and of nothing else, they have samples.
+        let of_ended = launched.stacks.iter().chain(&ended.stacks).filter_map(Stack::pid);
+        let _of_ended = PerfMaps::of(of_ended);
         for (how, stacks) in [("running", running), ("launched", launched), ("ended", ended)] {
             let burning =
                 stacks.that(|stack| stack.frames.iter().any(|one| one.name.contains("py::leaf")));

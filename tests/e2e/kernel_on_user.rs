@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use anyhow::Result;
-use strata_tests::running::Running;
+use strata_tests::running::{Running, run};
 use strata_tests::stacks::Stack;
 use strata_tests::{machine, strata, targets};
 
@@ -11,7 +11,7 @@ use strata_tests::{machine, strata, targets};
 fn reading_dev_zero_shows_kernel_libc_and_caller_in_one_stack() -> Result<()> {
     let _machine = machine::beside_others()?;
     let program = targets::c("zero").build()?;
-    let recorded = strata::record()?.frequency(997).command(program, &["4"]).run()?;
+    let recorded = strata::record()?.frequency(997).command(program, &["4"]).by_cpu_time().run()?;
     let own = recorded.stacks()?.of_comm("zero");
     let in_kernel = own.that(|s| s.leaf().is_some_and(|f| f.is_kernel()) && s.has("zero_inner"));
     let joined = in_kernel.share_that(|s| {
@@ -43,7 +43,7 @@ fn reading_dev_zero_shows_kernel_libc_and_caller_in_one_stack() -> Result<()> {
 fn workers_of_io_uring_have_whole_stacks_in_the_kernel() -> Result<()> {
     let _machine = machine::beside_others()?;
     let program = targets::c("io_workers").build()?;
-    if Command::new(&program).arg("0").status()?.code() == Some(77) {
+    if run(Command::new(&program).arg("0"))?.status.code() == Some(77) {
         strata_skip::skipped!("the kernel allows no io_uring here");
         return Ok(());
     }

@@ -6,12 +6,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use strata_tests::daemon::{Daemon, PATIENCE};
+use strata_tests::daemon::{Daemon, PATIENCE, burn_as};
 use strata_tests::running::{Running, wait_until};
 use strata_tests::runtimes::{self, dotnet};
 use strata_tests::strata::{Recorded, record};
 use strata_tests::text_outputs::{self, Folded};
-use strata_tests::{machine, places, targets};
+use strata_tests::{machine, targets};
 
 use crate::dotnet_running;
 
@@ -187,16 +187,9 @@ fn a_daemon_keeps_the_waits_that_a_rule_asks_for() -> Result<()> {
     let (ended, _) = (waiting?.wait(PATIENCE)?, other?.wait(PATIENCE)?);
     let own = measured(&ended.stdout);
     println!("{}", daemon.status()?["sampling"]);
+    burn_as("others")?;
     daemon.end()?;
-    let query = |service: &str, kind: &str, file: &str| -> Result<String> {
-        let mut command = Command::new(places::strata_binary()?);
-        command.args(["query", "--service", service, "--type", kind, "-o", file, "--store"]);
-        command.arg(daemon.store()).current_dir(daemon.folder());
-        let ended = Running::from_command(command)?.wait(PATIENCE)?;
-        println!("{}", ended.stderr);
-        Ok(std::fs::read_to_string(daemon.folder().join(file)).unwrap_or_default())
-    };
-    let waits = text_outputs::folded(&query("waiting", "off_cpu", "off.folded")?)?;
+    let waits = daemon.kept("waiting", "off_cpu")?;
     let all = waits.iter().map(|stack| stack.count as f64 / 1e9).sum::<f64>();
     println!("{all:.2} s in all, {:.2} s incomplete", below(&waits, "[incomplete]"));
     let mut sums = (0.0, 0.0);
@@ -211,7 +204,7 @@ fn a_daemon_keeps_the_waits_that_a_rule_asks_for() -> Result<()> {
     }
     // Three standard deviations of a hundred waits.
     assert!((0.7..1.3).contains(&(sums.1 / sums.0)), "{sums:?}");
-    assert!(query("others", "off_cpu", "others.folded")?.is_empty());
+    assert!(daemon.query("others", "off_cpu")?.is_none(), "other services' waits are kept");
     Ok(())
 }
 
@@ -334,15 +327,7 @@ fn waits_of_processes_that_are_not_selected_cost_the_selected_one_nothing() -> R
     let waits_of_others = WAITS_A_SECOND * began.elapsed().as_secs();
     let own = measured(&ended.stdout);
     daemon.end()?;
-    let query = |kind: &str| -> Result<Vec<Folded>> {
-        let file = format!("{kind}.folded");
-        let mut command = Command::new(places::strata_binary()?);
-        command.args(["query", "--service", "waiting", "--type", kind, "-o", &file, "--store"]);
-        command.arg(daemon.store()).current_dir(daemon.folder());
-        Running::from_command(command)?.wait(PATIENCE)?;
-        text_outputs::folded(&std::fs::read_to_string(daemon.folder().join(&file))?)
-    };
-    let (waits, wall) = (query("off_cpu")?, query("wall")?);
+    let (waits, wall) = (daemon.kept("waiting", "off_cpu")?, daemon.kept("waiting", "wall")?);
     let mut sums = [0.0; 3];
     for (way, _) in WAYS.iter().filter(|(way, _)| *way != "wait_child") {
         let (seconds, _) = *own.get(*way).with_context(|| format!("no {way}"))?;

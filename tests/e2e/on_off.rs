@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use strata_tests::daemon::PATIENCE;
-use strata_tests::running::{Running, wait_until};
+use strata_tests::running::{PerfMaps, Running, wait_until};
 use strata_tests::runtimes::{self, Version, dotnet};
 use strata_tests::stacks::{Stack, Stacks};
 use strata_tests::strata::record;
@@ -23,6 +23,8 @@ const SECONDS: f64 = 10.0;
 /// Asks for a route again and again until it has to end.
 fn ask(socket: &Path, route: &str, has_ended: &AtomicBool, answers: &AtomicU32) -> Result<()> {
     let mut connection = UnixStream::connect(socket)?;
+    connection.set_read_timeout(Some(PATIENCE))?;
+    connection.set_write_timeout(Some(PATIENCE))?;
     while !has_ended.load(Ordering::Relaxed) {
         connection.write_all(format!("GET /{route} HTTP/1.1\r\n\r\n").as_bytes())?;
         let mut answer = [0; 256];
@@ -64,6 +66,7 @@ fn experiment(
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("socket");
     let mut server = Running::from_command(command(socket.to_str().context("a path")?)?)?;
+    let _maps = PerfMaps::of([server.pid()]);
     server.wait_for_line("ready", PATIENCE)?;
     let has_ended = AtomicBool::new(false);
     let answers = [const { AtomicU32::new(0) }; 2];

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use strata_tests::places;
+use strata_tests::running::run;
+use strata_tests::{machine, places};
 
 const STACKS: &str = "\
 shop;worker;main;serve;parse 30
@@ -18,9 +19,9 @@ mail;main;deliver;malloc 40
 fn picture(folder: &Path) -> Result<PathBuf> {
     let (folded, svg) = (folder.join("shop.folded"), folder.join("shop.svg"));
     std::fs::write(&folded, STACKS)?;
-    let done =
-        Command::new(places::strata_binary()?).arg("convert").arg(&folded).arg(&svg).output()?;
-    ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let mut convert = Command::new(places::strata_binary()?);
+    let done = run(convert.arg("convert").arg(&folded).arg(&svg))?;
+    ensure!(done.status.success(), "{}", done.stderr);
     Ok(svg)
 }
 
@@ -40,15 +41,15 @@ fn look(picture: &Path, state: &str, width: u32, script: &str) -> Result<String>
     let looked_at = picture.with_extension("looked.svg");
     std::fs::write(&looked_at, with)?;
     let browser = places::required("chromium-headless-shell", "chromium-headless-shell")?;
-    let done = Command::new(browser)
+    let mut command = Command::new(browser);
+    command
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000"])
         .arg(format!("--window-size={width},200"))
         .arg("--dump-dom")
-        .arg(format!("file://{}{state}", looked_at.display()))
-        .output()?;
-    let document = String::from_utf8_lossy(&done.stdout).into_owned();
-    ensure!(document.contains("id=\"frames\""), "{}", String::from_utf8_lossy(&done.stderr));
-    Ok(document)
+        .arg(format!("file://{}{state}", looked_at.display()));
+    let done = run(&mut command)?;
+    ensure!(done.stdout.contains("id=\"frames\""), "{}", done.stderr);
+    Ok(done.stdout)
 }
 
 /// The text of the element with this id.
@@ -61,6 +62,7 @@ fn text_of(document: &str, id: &str) -> Result<String> {
 
 #[test]
 fn pointing_zooming_and_searching_say_shares_of_all_and_of_what_is_shown() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let picture = picture(folder.path())?;
     let document = look(
@@ -86,6 +88,7 @@ fn pointing_zooming_and_searching_say_shares_of_all_and_of_what_is_shown() -> Re
 
 #[test]
 fn the_address_keeps_what_is_shown() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let picture = picture(folder.path())?;
     let remember = "document.documentElement.setAttribute('data-hash', location.hash);";
@@ -102,6 +105,7 @@ fn the_address_keeps_what_is_shown() -> Result<()> {
 
 #[test]
 fn the_inverted_tree_has_functions_by_their_own_time_and_callers_below() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let picture = picture(folder.path())?;
     let rows = "var rows = Array.from(document.querySelectorAll('#inverted > g')).map(function (g) {\
@@ -126,6 +130,7 @@ fn the_inverted_tree_has_functions_by_their_own_time_and_callers_below() -> Resu
 
 #[test]
 fn what_is_pointed_at_stays_in_view_and_nothing_is_cut_at_the_edge() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let picture = picture(folder.path())?;
     let script = "send(frame('a_function'), 'mouseover'); window.scrollTo(0, 150); \

@@ -70,6 +70,9 @@ fn stacks_go_on_above_functions_whose_return_a_probe_waits_for() -> Result<()> {
     let record = || Ok::<_, anyhow::Error>(strata::record()?.pid(running.pid()).frequency(199));
     let recorded = record()?.seconds(4.0).run()?;
     recorded.print_losses();
+    // The kernel maps this area when a process hits its first probe: all samples were taken with the probes.
+    let maps = fs::read_to_string(format!("/proc/{}/maps", running.pid()))?;
+    assert!(maps.contains("[uprobes"), "no probe was hit: {maps}");
     let stacks = recorded.stacks()?.of_pid(running.pid());
     let completeness = stacks.completeness();
     println!("{completeness}");

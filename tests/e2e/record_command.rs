@@ -49,8 +49,16 @@ fn a_standard_error_that_is_full_or_closed_changes_no_exit_code() -> Result<()> 
         // A message before the recording, the log, and one after it.
         let record = strata::record()?.as_text().frequency(100).flag("-vv").seconds(0.3);
         let record = record.shell("sleep 0.5; exit 7");
-        let ended = record.to_command()?.stderr(stderr).stdout(Stdio::null()).status()?;
+        let mut strata = record.to_command()?.stderr(stderr).stdout(Stdio::null()).spawn()?;
+        let in_time = wait_until("strata ends", Duration::from_secs(60), || {
+            !matches!(strata.try_wait(), Ok(None))
+        });
+        if in_time.is_err() {
+            strata.kill()?;
+        }
+        let ended = strata.wait()?;
         println!("{ended}");
+        in_time?;
         assert_eq!(ended.code(), Some(7));
         assert!(record.folder().join("profile.pb.gz").exists());
     }
@@ -141,6 +149,7 @@ fn a_command_is_one_process_from_its_fork_to_its_end() -> Result<()> {
 
 #[test]
 fn the_same_file_twice_is_refused_before_the_command_is_started() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let record = strata::record()?.output("./profile.pb.gz").shell("echo started");
     let ended = Running::from_command(record.to_command()?)?.wait(Duration::from_secs(60))?;
     assert_eq!((ended.status.code(), ended.stdout.as_str()), (Some(1), ""));
@@ -152,14 +161,11 @@ fn the_same_file_twice_is_refused_before_the_command_is_started() -> Result<()> 
 fn children_are_followed_by_default() -> Result<()> {
     let _machine = machine::beside_others()?;
     let program = targets::c("forks").build()?;
-    let unrelated = Running::start(&targets::c("shares").build()?, &["60"])?;
-    let followed = strata::record()?.frequency(997).command(&program, &["2"]).run()?.stacks()?;
-    let alone = strata::record()?
-        .frequency(997)
-        .flag("--no-children")
-        .command(&program, &["2"])
-        .run()?
-        .stacks()?;
+    let unrelated = Running::start(&targets::c("shares").build()?, &["600"])?;
+    let record =
+        || Ok::<_, anyhow::Error>(strata::record()?.frequency(997).command(&program, &["2"]));
+    let followed = record()?.by_cpu_time().run()?.stacks()?;
+    let alone = record()?.by_cpu_time().flag("--no-children").run()?.stacks()?;
     println!(
         "children: {:.3} of {}, then {:.3} of {}",
         followed.share_with("fork_child_leaf"),
@@ -184,11 +190,15 @@ fn children_are_followed_by_default() -> Result<()> {
 #[test]
 fn comm_and_pid_select_processes() -> Result<()> {
     let _machine = machine::beside_others()?;
-    let shares = Running::start(&targets::c("shares").build()?, &["60"])?;
-    let alloca = Running::start(&targets::c("alloca").build()?, &["60"])?;
-    let by_comm =
-        strata::record()?.frequency(997).seconds(2.0).option("--comm", "alloca").run()?.stacks()?;
-    let by_pid = strata::record()?.frequency(997).seconds(2.0).pid(shares.pid()).run()?.stacks()?;
+    let shares = Running::start(&targets::c("shares").build()?, &["600"])?;
+    // No other test's program has this name.
+    let alloca = targets::c("alloca").named("alloca_chosen").build()?;
+    let alloca = Running::start(&alloca, &["600"])?;
+    let record = || Ok::<_, anyhow::Error>(strata::record()?.frequency(997));
+    let by_comm = record()?.option("--comm", "alloca_chosen").start()?;
+    let by_comm = by_comm.finish_when_used(&[alloca.pid()], 2.0)?.stacks()?;
+    let by_pid = record()?.pid(shares.pid()).start()?;
+    let by_pid = by_pid.finish_when_used(&[shares.pid()], 2.0)?.stacks()?;
     println!("--comm: {} samples, --pid: {} samples", by_comm.total(), by_pid.total());
     assert!(by_comm.total() > 200 && by_comm.of_pid(alloca.pid()).total() == by_comm.total());
     assert!(by_pid.total() > 200 && by_pid.of_pid(shares.pid()).total() == by_pid.total());
@@ -328,6 +338,8 @@ fn outputs_never_go_through_a_symbolic_link() -> Result<()> {
     let victim = victim_folder.path().join("victim");
     std::fs::write(&victim, "precious")?;
     std::fs::set_permissions(&victim, PermissionsExt::from_mode(0o600))?;
+    // Without a link nothing keeps it from being written.
+    strata::record()?.shell("true").run()?.profile()?;
     let record = strata::record()?.shell("true");
     symlink(&victim, record.folder().join("profile.pb.gz"))?;
     let folder = record.folder().to_path_buf();

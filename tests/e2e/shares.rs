@@ -86,7 +86,8 @@ fn leaf_shares_are_within_two_points_in_four_languages() -> Result<()> {
 fn the_c_leaves_are_called_through_libc() -> Result<()> {
     let _machine = machine::beside_others()?;
     let program = targets::c("shares").build()?;
-    let recorded = strata::record()?.frequency(FREQUENCY).command(program, &["3"]).run()?;
+    let recorded =
+        strata::record()?.frequency(FREQUENCY).command(program, &["3"]).by_cpu_time().run()?;
     let own = recorded.stacks()?.of_comm("shares");
     let through_libc = own.share_that(|s| {
         let place = |name: &str| s.frames.iter().position(|f| f.name == name);

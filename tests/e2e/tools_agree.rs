@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use strata_tests::perf::{self, CallGraph};
-use strata_tests::running::Running;
+use strata_tests::running::{Running, run};
 use strata_tests::{machine, places, strata, targets, text_outputs};
 
 #[test]
@@ -130,11 +130,11 @@ fn go_tool_pprof_accepts_the_file_and_agrees() -> Result<()> {
 fn go_pprof(options: &[&str], path: &Path) -> Result<String> {
     let mut command = Command::new(places::required("go", "golang")?);
     command.args(["tool", "pprof"]).args(options).arg(path).env("GOTOOLCHAIN", "local");
-    let done = command.output()?;
+    let done = run(&mut command)?;
     if !done.status.success() {
-        bail!("go tool pprof {options:?}: {}", String::from_utf8_lossy(&done.stderr));
+        bail!("go tool pprof {options:?}: {}", done.stderr);
     }
-    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+    Ok(done.stdout)
 }
 
 #[test]
@@ -176,7 +176,10 @@ fn every_format_of_a_recording_has_the_same_totals() -> Result<()> {
     let threads = firefox.get("threads").and_then(|t| t.as_array()).context("threads")?;
     let main =
         threads.iter().find(|t| json_names(t, &firefox).iter().any(|n| n.contains("burn_fifty")));
-    println!("Firefox: {} threads", threads.len());
+    let weights = threads.iter().filter_map(|thread| thread.pointer("/samples/weight")?.as_array());
+    let weight: i64 = weights.flatten().filter_map(serde_json::Value::as_i64).sum();
+    println!("Firefox: {} threads, {weight} samples", threads.len());
+    assert_eq!(u64::try_from(weight)?, total, "the Firefox profile");
     assert!(main.is_some(), "no thread with burn_fifty in the Firefox profile");
     Ok(())
 }
@@ -191,9 +194,9 @@ fn json_names(thread: &serde_json::Value, profile: &serde_json::Value) -> Vec<St
 pub fn well_formed_xml(path: &Path) -> Result<()> {
     let mut command = Command::new(places::required("python3", "python3")?);
     command.args(["-c", "import sys, xml.dom.minidom as m; m.parse(sys.argv[1])"]).arg(path);
-    let done = command.output()?;
+    let done = run(&mut command)?;
     if !done.status.success() {
-        bail!("{} is not XML: {}", path.display(), String::from_utf8_lossy(&done.stderr));
+        bail!("{} is not XML: {}", path.display(), done.stderr);
     }
     Ok(())
 }
@@ -248,12 +251,8 @@ fn convert_turns_our_and_other_tools_files_into_every_format() -> Result<()> {
         for name in ["c.folded", "c.svg", "c.perf", "c.json.gz", "c.pb.gz"] {
             let target = recorded.path(name);
             let mut command = Command::new(places::strata_binary()?);
-            let done = command.arg("convert").arg(source).arg(&target).output()?;
-            assert!(
-                done.status.success(),
-                "convert to {name}: {}",
-                String::from_utf8_lossy(&done.stderr)
-            );
+            let done = run(command.arg("convert").arg(source).arg(&target))?;
+            assert!(done.status.success(), "convert to {name}: {}", done.stderr);
             assert!(std::fs::metadata(&target)?.len() > 100, "{name} is empty");
         }
         let converted = text_outputs::folded(&recorded.text("c.folded")?)?;

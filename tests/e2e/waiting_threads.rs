@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Result;
-use strata_tests::running::Running;
+use strata_tests::running::{Running, run, wait_until};
 use strata_tests::{machine, places, targets};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -61,12 +61,18 @@ fn of_a_go_program_it_says_that_waiting_goroutines_are_not_looked_at() -> Result
     Ok(())
 }
 
+/// Whether a process's main thread has ended.
+fn is_zombie(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('Z'))
+}
+
 #[test]
 fn threads_that_are_not_shown_are_counted_by_their_reason() -> Result<()> {
     let _machine = machine::beside_others()?;
     let mut zombie = Command::new("true").spawn()?;
     let pid = zombie.id().to_string();
-    std::thread::sleep(Duration::from_millis(500));
+    wait_until("it is a zombie", PATIENCE, || is_zombie(&pid))?;
     let text = stacks(&[&pid])?;
     zombie.wait()?;
     assert_eq!(
@@ -79,8 +85,7 @@ fn threads_that_are_not_shown_are_counted_by_their_reason() -> Result<()> {
             stacks(&["2"])?.starts_with("process 2 is a kernel thread and has no user stack: ")
         );
         let mut none = Command::new(places::strata_binary()?);
-        let none = none.args(["stacks", "--comm", "kthreadd"]).output()?;
-        let none = String::from_utf8(none.stderr)?;
+        let none = run(none.args(["stacks", "--comm", "kthreadd"]))?.stderr;
         assert!(none.contains("only kernel threads have such a name"), "{none}");
     }
     let ended_main = "import ctypes, threading, time\n\
@@ -89,8 +94,9 @@ fn threads_that_are_not_shown_are_counted_by_their_reason() -> Result<()> {
     let mut command = Command::new(places::required("python3", "python3")?);
     command.args(["-c", ended_main]);
     let target = Running::from_command(command)?;
-    std::thread::sleep(Duration::from_secs(1));
-    assert!(stacks(&[&target.pid().to_string()])?.contains("\n1 more thread has ended\n"));
+    let pid = target.pid().to_string();
+    wait_until("its main thread has ended", PATIENCE, || is_zombie(&pid))?;
+    assert!(stacks(&[&pid])?.contains("\n1 more thread has ended\n"));
     Ok(())
 }
 

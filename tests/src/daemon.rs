@@ -8,14 +8,14 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::places;
-use crate::running::{Ended, Running, wait_until};
+use crate::running::{self, Ended, Running, wait_until};
 use crate::text_outputs::{Folded, folded};
+use crate::{places, targets};
 
 /// How long anything may take before a test gives up: the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -62,15 +62,27 @@ impl Daemon {
         self.folder.path()
     }
 
-    /// The stacks of a kind that the store has of a service.
+    /// The stacks of a kind that the store has of a service, at least one.
     pub fn kept(&self, service: &str, kind: &str) -> Result<Vec<Folded>> {
+        self.query(service, kind)?.with_context(|| format!("no {kind} of {service}"))
+    }
+
+    /// The stacks of a kind that the store has of a service: `None` where it has other kinds of that service and
+    /// not this one. A service of which it has nothing at all is an error, as is any other failure.
+    pub fn query(&self, service: &str, kind: &str) -> Result<Option<Vec<Folded>>> {
+        let file = format!("{service}.{kind}.folded");
         let mut command = Command::new(places::strata_binary()?);
-        command.args(["query", "--service", service, "--type", kind, "-o", "kept.folded"]);
+        command.args(["query", "--service", service, "--type", kind, "-o", &file]);
         command.arg("--store").arg(self.store()).current_dir(self.folder());
         let ended = Running::from_command(command)?.wait(PATIENCE)?;
         println!("{}", ended.stderr);
-        let text = std::fs::read_to_string(self.folder().join("kept.folded"));
-        folded(&text.with_context(|| format!("the {kind} of {service}"))?)
+        let nothing = format!("`{service}` has no profiles of type `{kind}`");
+        if !ended.status.success() && ended.stderr.contains(&nothing) {
+            return Ok(None);
+        }
+        ensure!(ended.status.success(), "the {kind} of {service}: {}", ended.stderr);
+        let text = std::fs::read_to_string(self.folder().join(file))?;
+        folded(&text).map(Some)
     }
 
     pub fn store(&self) -> PathBuf {
@@ -104,7 +116,7 @@ impl Daemon {
         let mut ended = false;
         wait_until("the daemon answers", PATIENCE, || {
             ended = !running.is_alive();
-            let health = || over(UnixStream::connect(&socket)?, "/healthz");
+            let health = || get_local(&socket, "/healthz");
             ended || health().is_ok_and(|body| body.starts_with("ok\n"))
         })?;
         if ended {
@@ -125,7 +137,7 @@ impl Daemon {
 
     /// Its status.
     pub fn status(&self) -> Result<Value> {
-        Ok(serde_json::from_str(&over(UnixStream::connect(self.status_socket())?, "/status")?)?)
+        Ok(serde_json::from_str(&get_local(&self.status_socket(), "/status")?)?)
     }
 
     /// The answer to any user of the host.
@@ -186,9 +198,19 @@ pub fn attaching_to(services: &[&str]) -> String {
     format!("[dotnet]\nbridge = \"off\"\nage = \"0s\"\n{rules}")
 }
 
+/// Runs a native program of a service for a second of CPU time: a daemon's store has the service then, whatever else
+/// it keeps of it.
+pub fn burn_as(service: &str) -> Result<()> {
+    let mut command = Command::new(targets::c("shares").build()?);
+    command.arg("1").env("DD_SERVICE", service).env("STRATA_TARGET_CLOCK", "cpu");
+    let ended = running::run(&mut command)?;
+    ensure!(ended.status.success(), "{}", ended.stderr);
+    Ok(())
+}
+
 /// A loopback address of this process's own, and a port of each daemon below those that the kernel
 /// gives out: no other program has it, also between two starts of one daemon.
-fn own_address() -> SocketAddr {
+pub fn own_address() -> SocketAddr {
     static NEXT_PORT: AtomicU16 = AtomicU16::new(9464);
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     // Process ids have 22 bits. 127.0.0.1 is not among the addresses.
@@ -203,6 +225,14 @@ pub fn health_at(address: SocketAddr) -> Result<String> {
 fn get(address: SocketAddr, path: &str) -> Result<String> {
     let stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    over(stream, path)
+}
+
+fn get_local(socket: &Path, path: &str) -> Result<String> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
     over(stream, path)
 }
 
@@ -211,6 +241,6 @@ fn over(mut stream: impl Read + Write, path: &str) -> Result<String> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").context("no answer")?;
-    anyhow::ensure!(head.starts_with("HTTP/1.1 200"), "{head}");
+    ensure!(head.starts_with("HTTP/1.1 200"), "{head}");
     Ok(body.to_owned())
 }

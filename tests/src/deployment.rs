@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::compile::{OUTPUT, Recipe};
 use crate::places;
-use crate::running::Running;
+use crate::running::{Running, run};
 
 /// A file of `deploy/`.
 pub fn file(name: &str) -> PathBuf {
@@ -26,11 +26,11 @@ pub fn text(name: &str) -> Result<String> {
 /// The file as the real types of its reader have it: `kubernetes` or `compose`. What they do not
 /// know is an error.
 pub fn read_strictly(reader: &str, path: &Path) -> Result<Value> {
-    let done = Command::new(checker()?).arg(reader).arg(path).output()?;
+    let done = run(Command::new(checker()?).arg(reader).arg(path))?;
     if !done.status.success() {
-        bail!("{}", String::from_utf8_lossy(&done.stderr).trim());
+        bail!("{}", done.stderr.trim());
     }
-    serde_json::from_slice(&done.stdout).context("reading what the checker read")
+    serde_json::from_str(&done.stdout).context("reading what the checker read")
 }
 
 /// The Go program that has the types. Its modules are fetched into the cache, once.
@@ -60,9 +60,9 @@ fn checker() -> Result<PathBuf> {
 
 /// The file tree of the container image, made by what the Dockerfile makes it by.
 pub fn make_image(strata: &Path, root: &Path) -> Result<()> {
-    let done = Command::new(file("image-root.sh")).arg(strata).arg(root).output()?;
+    let done = run(Command::new(file("image-root.sh")).arg(strata).arg(root))?;
     if !done.status.success() {
-        bail!("image-root.sh failed: {}", String::from_utf8_lossy(&done.stderr));
+        bail!("image-root.sh failed: {}", done.stderr);
     }
     Ok(())
 }
@@ -137,7 +137,7 @@ impl PrivilegedContainer {
 impl Drop for PrivilegedContainer {
     fn drop(&mut self) {
         if let Some(runc) = places::program(&["runc"]) {
-            let _ = Command::new(runc).args(["delete", "--force", &self.id]).output();
+            let _ = run(Command::new(runc).args(["delete", "--force", &self.id]));
         }
     }
 }

@@ -23,7 +23,7 @@ const CLASS_BYTES: [u8; 16] = [
 ];
 
 /// The time limit of a command.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The profiler of one process, by the file it keeps its counts in.
 pub struct SecondProfiler {

@@ -13,7 +13,7 @@ use crate::dotnet_profiler::diagnostics_socket;
 const STOP: u8 = 1;
 const COLLECT: u8 = 2;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a session has the events of.
 #[derive(Clone, Copy, Debug)]

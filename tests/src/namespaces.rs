@@ -3,17 +3,18 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
 use serde_json::json;
 use tempfile::TempDir;
 
+use crate::daemon::PATIENCE;
 use crate::places;
-use crate::running::{Running, wait_until};
+use crate::running::{Running, run, wait_until};
 
 /// Runs a copy of a program, visible only in a mount namespace of its own, in a PID namespace of
-/// its own. The folder is empty for all other processes.
+/// its own. The folder is empty for all other processes. Seconds that it is given are CPU time.
 pub fn hidden(program: &Path, name: &str, arguments: &str, folder: &Path) -> Result<Running> {
     let script = format!(
         "mount -t tmpfs none {folder} && cp {program} {folder}/{name} && exec {folder}/{name} {arguments}",
@@ -22,8 +23,9 @@ pub fn hidden(program: &Path, name: &str, arguments: &str, folder: &Path) -> Res
     );
     let mut command = Command::new(places::required("unshare", "util-linux")?);
     command.args(["--pid", "--mount", "--fork", "--kill-child", "/bin/sh", "-c", &script]);
+    command.env("STRATA_TARGET_CLOCK", "cpu");
     let running = Running::from_command(command)?;
-    wait_until("the hidden program runs", Duration::from_secs(10), || pid_of(name).is_some())?;
+    wait_until("the hidden program runs", PATIENCE, || pid_of(name).is_some())?;
     Ok(running)
 }
 
@@ -32,7 +34,7 @@ pub struct Container {
     pub id: String,
     name: String,
     _bundle: TempDir,
-    _running: Running,
+    running: Running,
 }
 
 impl Container {
@@ -43,8 +45,12 @@ impl Container {
         let root = bundle.path().join("rootfs");
         fs::create_dir_all(root.join("proc"))?;
         fs::copy(program, root.join(name))?;
-        // 64 hexadecimal digits, as every container runtime names its containers.
-        let id = format!("{:064x}", u128::from(std::process::id()) * 0x1_0000_0001_0000_0001);
+        // 64 hexadecimal digits, as every container runtime names its containers. Several may run in one process
+        // at once.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = u128::from(COUNT.fetch_add(1, Ordering::Relaxed)) << 96;
+        let id =
+            format!("{:064x}", count + u128::from(std::process::id()) * 0x1_0000_0001_0000_0001);
         let mut words = vec![format!("/{name}")];
         words.extend(arguments.iter().map(|a| a.to_string()));
         let config = json!({
@@ -64,16 +70,16 @@ impl Container {
         fs::write(bundle.path().join("config.json"), config.to_string())?;
         let mut command = Command::new(runc);
         command.args(["run", "--bundle"]).arg(bundle.path()).arg(&id);
-        let mut running = Running::from_command(command)?;
-        let started = wait_until("the container runs", Duration::from_secs(15), || {
-            pid_of(name).is_some() || !running.is_alive()
+        let running = Running::from_command(command)?;
+        // From now on it is deleted, whatever happens.
+        let mut container = Self { id, name: name.to_string(), _bundle: bundle, running };
+        let started = wait_until("the container runs", PATIENCE, || {
+            pid_of(name).is_some() || !container.running.is_alive()
         });
         if started.is_err() || pid_of(name).is_none() {
-            let printed =
-                running.wait(Duration::from_secs(1)).map(|e| e.stderr).unwrap_or_default();
-            anyhow::bail!("runc did not start the container: {printed}");
+            anyhow::bail!("runc did not start the container: {}", container.running.logged());
         }
-        Ok(Self { id, name: name.to_string(), _bundle: bundle, _running: running })
+        Ok(container)
     }
 
     /// Its first process, as the host numbers it.
@@ -85,7 +91,7 @@ impl Container {
 impl Drop for Container {
     fn drop(&mut self) {
         if let Some(runc) = places::program(&["runc"]) {
-            let _ = Command::new(runc).args(["delete", "--force", &self.id]).output();
+            let _ = run(Command::new(runc).args(["delete", "--force", &self.id]));
         }
     }
 }

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::places;
-use crate::running::Running;
+use crate::running::{Running, run, wait_until};
 use crate::stacks::{Frame, Stack, Stacks};
 
 /// How perf takes user stacks.
@@ -50,7 +50,7 @@ pub fn record(frequency: u32, call_graph: CallGraph, pid: Option<i32>) -> Result
     let running = Running::from_command(command)?;
     let data = folder.path().join("perf.data");
     let has_begun = || std::fs::metadata(&data).is_ok_and(|m| m.len() > 0);
-    crate::running::wait_until("perf records", Duration::from_secs(20), has_begun)?;
+    wait_until("perf records", Duration::from_secs(60), has_begun)?;
     std::thread::sleep(Duration::from_millis(300));
     Ok(PerfRecording { running, folder })
 }
@@ -111,11 +111,11 @@ impl PerfData {
     fn perf(&self, verb: &str, options: &[&str]) -> Result<String> {
         let mut command = Command::new(places::required("perf", "linux-perf")?);
         command.arg(verb).arg("-i").arg(self.path()).args(options);
-        let done = command.output().context("starting perf")?;
+        let done = run(&mut command)?;
         if !done.status.success() {
-            bail!("perf {verb}: {}", String::from_utf8_lossy(&done.stderr));
+            bail!("perf {verb}: {}", done.stderr);
         }
-        Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+        Ok(done.stdout)
     }
 }
 

@@ -41,7 +41,7 @@ impl Running {
     /// Starts a prepared command in a process group of its own, with its output collected.
     pub fn from_command(mut command: Command) -> Result<Self> {
         command.process_group(0);
-        Self::spawn(command)
+        Self::spawn(&mut command)
     }
 
     /// As [`Self::from_command`], in a session of its own, as a service manager does: where the
@@ -50,10 +50,10 @@ impl Running {
     pub fn as_service(mut command: Command) -> Result<Self> {
         // SAFETY: `setsid` is async-signal-safe, takes no argument and touches no memory.
         unsafe { command.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into)) };
-        Self::spawn(command)
+        Self::spawn(&mut command)
     }
 
-    fn spawn(mut command: Command) -> Result<Self> {
+    fn spawn(command: &mut Command) -> Result<Self> {
         let name = format!("{command:?}");
         // Cargo's has strata's library in it, which a program would load instead of the one that
         // strata carries.
@@ -61,7 +61,7 @@ impl Running {
             command.env_remove("LD_LIBRARY_PATH");
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = spawned(&mut command).with_context(|| format!("starting {name}"))?;
+        let mut child = spawned(command).with_context(|| format!("starting {name}"))?;
         let stdout = child.stdout.take().map(collect);
         let stderr = child.stderr.take().map(collect);
         Ok(Self { name, child, stdout, stderr, status: None })
@@ -188,6 +188,47 @@ impl Ended {
     }
 }
 
+/// Runs a prepared command to its end, as [`Command::output`] does, but not for ever.
+pub fn run(command: &mut Command) -> Result<Ended> {
+    command.process_group(0);
+    Running::spawn(command)?.wait(LONGEST_RUN)
+}
+
+/// Ends a test that hangs: no command of a test takes as long on any machine.
+const LONGEST_RUN: Duration = Duration::from_secs(300);
+
+/// The files in /tmp that runtimes write about processes for profilers, and leave there; removed when dropped. A
+/// later process of the same number would have their names.
+pub struct PerfMaps(Vec<i32>);
+
+impl PerfMaps {
+    pub fn of(pids: impl IntoIterator<Item = i32>) -> Self {
+        Self(pids.into_iter().collect())
+    }
+
+    /// Of a process and the children that it has now.
+    pub fn of_family(pid: i32) -> Self {
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let children = children.unwrap_or_default();
+        let children = children.split_ascii_whitespace().filter_map(|child| child.parse().ok());
+        Self::of(children.chain([pid]))
+    }
+}
+
+impl Drop for PerfMaps {
+    fn drop(&mut self) {
+        for pid in &self.0 {
+            for file in [
+                format!("perf-{pid}.map"),
+                format!("perfinfo-{pid}.map"),
+                format!("jit-{pid}.dump"),
+            ] {
+                let _ = std::fs::remove_file(Path::new("/tmp").join(file));
+            }
+        }
+    }
+}
+
 /// A pipe that is being read to its end.
 struct Collected {
     bytes: Arc<Mutex<Vec<u8>>>,
@@ -255,8 +296,27 @@ fn ticks_of(pid: i32, fields: [usize; 2]) -> Result<f64> {
 
 /// Waits until a process has used so much CPU time in its life, however busy the machine is.
 pub fn wait_until_used(pid: i32, seconds: f64) -> Result<()> {
+    let mut has_ended = false;
     wait_until("a process has used its CPU time", LONGEST_FOR_CPU_TIME, || {
-        cpu_seconds_of(pid).is_ok_and(|used| used >= seconds)
+        // In this order: one that ends in between has used all of its time.
+        let ended = has_no_thread(pid);
+        let has_used = cpu_seconds_of(pid).is_ok_and(|used| used >= seconds);
+        has_ended = ended && !has_used;
+        has_used || has_ended
+    })?;
+    if has_ended {
+        bail!("process {pid} ended before it had used {seconds} s of CPU time");
+    }
+    Ok(())
+}
+
+/// Whether no thread of it runs any more. A leader is a zombie too while other threads go on.
+fn has_no_thread(pid: i32) -> bool {
+    let Ok(mut threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    threads.all(|thread| {
+        let stat = thread.and_then(|thread| std::fs::read_to_string(thread.path().join("stat")));
+        let state = stat.as_ref().ok().and_then(|stat| stat.rsplit_once(") "));
+        state.is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
     })
 }
 

@@ -30,6 +30,7 @@ pub struct Record {
     seconds: f64,
     json: bool,
     without_capability: Option<&'static str>,
+    by_cpu_time: bool,
     folder: TempDir,
 }
 
@@ -56,6 +57,7 @@ pub fn record() -> Result<Record> {
         seconds: 60.0,
         json: true,
         without_capability: None,
+        by_cpu_time: false,
         folder,
     })
 }
@@ -112,6 +114,13 @@ impl Record {
         self
     }
 
+    /// The seconds that the command's targets are given are CPU time: they have as many samples however
+    /// busy the machine is.
+    pub fn by_cpu_time(mut self) -> Self {
+        self.by_cpu_time = true;
+        self
+    }
+
     /// A shell command line to start and to profile until it ends.
     pub fn shell(self, line: &str) -> Self {
         self.command("/bin/sh", &["-c", line])
@@ -143,6 +152,9 @@ impl Record {
         }
         if !self.command.is_empty() {
             command.arg("--").args(&self.command);
+        }
+        if self.by_cpu_time {
+            command.env("STRATA_TARGET_CLOCK", "cpu");
         }
         Ok(command)
     }

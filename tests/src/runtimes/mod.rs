@@ -18,11 +18,11 @@ pub mod repack;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use anyhow::{Result, bail};
 
 use crate::compile::{OUTPUT, Recipe};
+use crate::daemon::PATIENCE;
 use crate::places;
 use crate::running::Running;
 
@@ -124,9 +124,11 @@ pub fn write_java_perf_map(pid: i32) -> Result<()> {
     let jcmd = places::required("jcmd", "default-jdk-headless")?;
     let mut command = Command::new(jcmd);
     command.args([&pid.to_string(), "Compiler.perfmap"]);
-    let ended = Running::from_command(command)?.wait(Duration::from_secs(30))?;
     let map = format!("/tmp/perf-{pid}.map");
-    if !Path::new(&map).exists() {
+    // Of another process that had its number.
+    let _ = std::fs::remove_file(&map);
+    let ended = Running::from_command(command)?.wait(PATIENCE)?;
+    if !ended.status.success() || !Path::new(&map).exists() {
         bail!("jcmd wrote no {map}: {}{}", ended.stdout, ended.stderr);
     }
     Ok(())
