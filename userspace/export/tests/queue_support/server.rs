@@ -202,9 +202,21 @@ impl Drop for Leaving {
     }
 }
 
+/// A connection of another test may have the port of a server that was away.
 fn listener(address: SocketAddr) -> TcpListener {
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.set_reuseaddr(true).unwrap();
-    socket.bind(address).unwrap();
-    socket.listen(64).unwrap()
+    let bound = || {
+        let socket = TcpSocket::new_v4()?;
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(64)
+    };
+    for _ in 0..200 {
+        match bound() {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+            outcome => return outcome.unwrap(),
+        }
+    }
+    panic!("{address} stays in use")
 }
