@@ -153,12 +153,15 @@ impl Selection {
         }
     }
 
-    /// The parent of a process whose start was missed is known by now. Returns what is followed since: it,
-    /// and what it has made meanwhile.
-    pub fn adopted(&mut self, table: &ProcessTable, pid: u32) -> Vec<u32> {
-        let parent = table.get(pid).map(|process| process.parent);
-        let is_followed = parent.is_some_and(|parent| self.followed.contains(&parent));
-        if !self.wanted.follow_children || !is_followed || self.followed.contains(&pid) {
+    /// The parents of processes whose starts were missed are known by now. Returns what is followed since:
+    /// those of them, and what they have made meanwhile.
+    pub fn adopted(&mut self, table: &ProcessTable, pids: &[u32]) -> Vec<u32> {
+        let is_new = |pid: &u32| {
+            let parent = table.get(*pid).map(|process| process.parent);
+            let is_followed = parent.is_some_and(|parent| self.followed.contains(&parent));
+            is_followed && !self.followed.contains(pid)
+        };
+        if !self.wanted.follow_children || !pids.iter().any(is_new) {
             return Vec::new();
         }
         let before = self.followed.clone();
@@ -271,12 +274,12 @@ mod tests {
             |pid, parent| Existing { pid, parent, comm: "cc", threads: Threads::default() };
         table.insert_unknown(11, "cc");
         table.insert_existing(existing(12, 11), Vec::new());
-        assert!(selection.adopted(&table, 11).is_empty());
+        assert!(selection.adopted(&table, &[11]).is_empty());
         assert!(table.adopt(existing(11, 10)));
-        let mut newly = selection.adopted(&table, 11);
+        let mut newly = selection.adopted(&table, &[12, 11]);
         newly.sort_unstable();
         assert_eq!(newly, [11, 12]);
-        assert!(selection.adopted(&table, 11).is_empty() && selection.surely_keeps(12));
+        assert!(selection.adopted(&table, &[11]).is_empty() && selection.surely_keeps(12));
     }
 
     #[test]

@@ -132,7 +132,9 @@ impl Refresher {
             let mut found: HashMap<String, Found> = HashMap::new();
             let mut is_whole = true;
             for source in &mut self.sources {
-                is_whole &= source.ask(&batch, &mut found, &self.pace).await;
+                let has_answered = source.ask(&batch, &mut found, &self.pace).await;
+                // No user's runtime keeps others' containers open.
+                is_whole &= has_answered || source.is_users();
             }
             if !self.publish(&batch, found, is_whole) {
                 return;

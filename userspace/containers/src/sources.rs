@@ -173,6 +173,11 @@ impl Source {
         Ok(is_whole)
     }
 
+    /// Whether it is a user's own runtime.
+    pub fn is_users(&self) -> bool {
+        self.owner().is_some_and(|owner| owner != 0)
+    }
+
     /// The user whose containers it runs: a rootless runtime's socket belongs to its user.
     fn owner(&self) -> Option<u32> {
         match &self.kind {

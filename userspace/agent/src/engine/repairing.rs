@@ -43,6 +43,11 @@ pub(super) struct Repairs {
     /// Processes without tables when all others were read after a loss: each at its next sample.
     unread: HashSet<u32>,
     suspects: HashMap<u32, Suspect>,
+    /// Processes of which a reading took too long since.
+    hung: HashSet<u32>,
+    /// Processes that have ended, and when the kernel was asked: events and records of them may still come.
+    gone: Vec<u32>,
+    gone_at: u64,
     /// Processes whose program or mappings turned out to be out of date.
     pub done: u64,
 }
@@ -73,6 +78,7 @@ impl Repairs {
             suspect.read = None;
         }
         self.unread = unread;
+        self.hung.clear();
     }
 
     /// A stack of a process led to an address without a known mapping.
@@ -134,6 +140,22 @@ impl Repairs {
         }
     }
 
+    /// A process changed while it was read, again and again: it is read in a moment.
+    fn read_in_a_moment(&mut self, pid: u32, now: Instant) {
+        if let Some(suspect) = self.suspects.get_mut(&pid) {
+            suspect.stacks = SUSPICIOUS;
+            suspect.read = now.checked_sub(AGAIN - BEING_READ);
+        }
+    }
+
+    /// Reading a process took too long. It is read at its next sample, once until there is another loss: each
+    /// try of one that hangs for good costs a thread.
+    fn hung(&mut self, pid: u32) {
+        if self.hung.len() < MOST_SUSPECTS && self.hung.insert(pid) {
+            self.unread.insert(pid);
+        }
+    }
+
     /// A process that was due is not read yet: it is at the next turn.
     fn stays_due(&mut self, pid: u32) {
         if let Some(suspect) = self.suspects.get_mut(&pid) {
@@ -151,6 +173,7 @@ impl Repairs {
     pub fn forget(&mut self, pid: u32) {
         self.unread.remove(&pid);
         self.suspects.remove(&pid);
+        self.hung.remove(&pid);
     }
 
     /// Processes that are to be read now.
@@ -193,7 +216,7 @@ impl Engine {
         let now = self.turn.now;
         let mut pids = self.processes.repairs.due(now);
         if self.processes.repairs.all_are_due(now) {
-            self.end_those_gone();
+            self.look_for_those_gone();
             self.processes.scanner.events_were_lost();
             // One that was never sampled, or not for long, is read at its next sample.
             let store = &self.store;
@@ -218,40 +241,57 @@ impl Engine {
             }
         }
         let applied_until = self.turn.applied_until;
+        let mut adopted = Vec::new();
         for repair in self.processes.scanner.take_repairs(&mut self.table, applied_until) {
             match repair {
                 Repair::Done { pid, change, is_adopted } => {
                     if is_adopted {
-                        self.adopted(pid);
+                        adopted.push(pid);
                     }
                     self.repaired(pid, &change);
                 }
                 Repair::Gone { pid } => {
-                    self.table.end(pid);
-                    self.ended(pid);
+                    if self.table.end(pid) {
+                        self.ended(pid);
+                    }
                 }
-                // One that hangs for good is not sampled.
-                Repair::Hung { pid } => {
-                    self.processes.repairs.unread.insert(pid);
-                }
+                Repair::Hung { pid } => self.processes.repairs.hung(pid),
+                Repair::Changing { pid } => self.processes.repairs.read_in_a_moment(pid, now),
                 Repair::Later { pid } => self.processes.repairs.read_later(pid),
             }
         }
+        self.adopt(&adopted);
+        self.end_those_gone();
     }
 
     /// Processes whose ends were lost have no samples at which they could be read.
+    fn look_for_those_gone(&mut self) {
+        let living = self.table.pids().filter(|pid| {
+            let process = self.table.get(*pid);
+            process.is_some_and(|process| !process.exited)
+        });
+        self.processes.repairs.gone = living.filter(|pid| has_ended(*pid)).collect();
+        self.processes.repairs.gone_at = monotonic_nanos();
+    }
+
+    /// Once the records and events until then were taken.
     fn end_those_gone(&mut self) {
-        let gone: Vec<u32> = self.table.pids().filter(|pid| has_ended(*pid)).collect();
-        for pid in gone {
-            if self.table.end(pid) {
+        let repairs = &mut self.processes.repairs;
+        if repairs.gone.is_empty() || self.turn.applied_until < repairs.gone_at {
+            return;
+        }
+        for pid in std::mem::take(&mut repairs.gone) {
+            // Another process may have its number by now.
+            if has_ended(pid) && self.table.end(pid) {
                 self.ended(pid);
             }
         }
     }
 
-    /// Who has made a process is known by now: it may be of those that are followed, and what it has made.
-    fn adopted(&mut self, pid: u32) {
-        for newly in self.selection.adopted(&self.table, pid) {
+    /// Who has made these processes is known by now: they may be of those that are followed, and what they
+    /// have made.
+    fn adopt(&mut self, adopted: &[u32]) {
+        for newly in self.selection.adopted(&self.table, adopted) {
             self.store.withdraw(&mut self.programs, newly);
             self.look_for_runtime(newly);
             self.processes.dirty.insert(newly);

@@ -25,7 +25,7 @@ impl Engine {
         let until = self.take_samples(began, self.turn.now + LONGEST_TURN);
         self.turn.took_records(began, self.turn.has_more.then_some(until));
         self.apply_events(until);
-        self.turn.applied_until = until;
+        self.turn.applied_until = self.events.in_order.given(until);
         self.answer_files();
         self.managed.turn(
             &mut self.programs,
@@ -166,6 +166,10 @@ impl Engine {
                     self.store.outdate(&mut self.programs, pid);
                     self.store.set_unwanted(&mut self.programs, pid, 0);
                     if self.selection.surely_drops(pid) {
+                        if self.table.get(pid).is_some_and(|process| process.parent == 0) {
+                            // Its start was missed: its parent may be followed.
+                            self.processes.repairs.is_missing_some(pid, self.turn.now);
+                        }
                         self.store.skip(&mut self.programs, pid);
                     }
                 }

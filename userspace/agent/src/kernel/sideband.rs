@@ -214,7 +214,7 @@ impl Sideband {
             match sideband.try_open_on(cpu, true, &mut |cpu, event| event.open(cpu)) {
                 // The CPU has just been switched off.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {
-                    sideband.missing.push(Missing { cpu, is_logged: false });
+                    sideband.note_missing(cpu, false);
                 }
                 outcome => outcome?,
             }
@@ -243,8 +243,14 @@ impl Sideband {
                 if is_failure && !was_logged {
                     tracing::warn!(cpu, %error, "no process events of this CPU until that succeeds");
                 }
-                self.missing.push(Missing { cpu, is_logged: was_logged || is_failure });
+                self.note_missing(cpu, was_logged || is_failure);
             }
+        }
+    }
+
+    fn note_missing(&mut self, cpu: u32, is_logged: bool) {
+        if self.missing.iter().all(|missing| missing.cpu != cpu) {
+            self.missing.push(Missing { cpu, is_logged });
         }
     }
 
@@ -265,7 +271,12 @@ impl Sideband {
         let due: Vec<(u32, bool)> = due.map(|ring| (ring.cpu, !ring.has_names)).collect();
         for (cpu, has_names) in due {
             let outcome = self.try_open_on(cpu, has_names, opens);
-            let Some(ring) = self.rings.iter_mut().find(|ring| ring.cpu == cpu) else { continue };
+            let Some(ring) = self.rings.iter_mut().find(|ring| ring.cpu == cpu) else {
+                // It was closed to make room for one that could not be opened.
+                self.left.push(Timed::lost(1));
+                self.note_missing(cpu, false);
+                continue;
+            };
             match outcome {
                 Ok(()) => {
                     match has_names {
@@ -280,7 +291,7 @@ impl Sideband {
                 // The CPU was switched off: it has a new ring when it is on again.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {
                     self.rings.retain(|ring| ring.cpu != cpu);
-                    self.missing.push(Missing { cpu, is_logged: false });
+                    self.note_missing(cpu, false);
                 }
                 Err(error) => {
                     tracing::debug!(cpu, %error, "the process events of a CPU stay as they are");
@@ -397,6 +408,11 @@ impl InOrder {
         self.events.make_contiguous().sort_by_key(|event| event.time);
     }
 
+    /// The time until which all events were given, after they were up to this one.
+    pub fn given(&self, until: u64) -> u64 {
+        until.min(self.complete_until)
+    }
+
     /// The next event until a time.
     pub fn next(&mut self, until: u64) -> Option<Timed> {
         let until = until.min(self.complete_until);
@@ -472,13 +488,13 @@ mod tests {
         assert_eq!(renamed(&mut sideband, 1000), (1000, true));
     }
 
-    /// This thread may lock the memory of one ring, as any user.
+    /// This thread may lock half a ring beside what any user may, which is one ring on two CPUs.
     fn give_up_locking() -> Result<(), rustix::io::Errno> {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
         let limit = getrlimit(Resource::Memlock);
-        let one_ring = (DATA_PAGES + DATA_PAGES / 2) * PAGE;
-        setrlimit(Resource::Memlock, Rlimit { current: Some(one_ring as u64), ..limit })?;
+        let half_a_ring = DATA_PAGES / 2 * PAGE;
+        setrlimit(Resource::Memlock, Rlimit { current: Some(half_a_ring as u64), ..limit })?;
         let mut own = capabilities(None)?;
         own.effective.remove(CapabilitySet::IPC_LOCK);
         set_capabilities(None, own)

@@ -62,7 +62,9 @@ pub enum Repair {
     Gone { pid: u32 },
     /// Reading it takes too long.
     Hung { pid: u32 },
-    /// It was not read: others hang, it changes all the time, or strata lacks memory or descriptors.
+    /// It changes all the time.
+    Changing { pid: u32 },
+    /// It was not read: others hang, or strata lacks memory or descriptors.
     Later { pid: u32 },
 }
 
@@ -149,6 +151,7 @@ impl Scanner {
         for (ticket, found) in answers {
             if let Ok(Some(early)) = &found
                 && early.read > applied_until
+                && self.asked.get(&ticket).is_some_and(|asked| !asked.is_outdated)
             {
                 self.early.push((ticket, found));
                 continue;
@@ -158,7 +161,9 @@ impl Scanner {
             let found = match found {
                 Ok(found) => found,
                 Err(Missing::GivenUp) => {
-                    repairs.push(Repair::Hung { pid });
+                    if table.get(pid).is_some_and(|process| process.image == image) {
+                        repairs.push(Repair::Hung { pid });
+                    }
                     continue;
                 }
                 Err(Missing::Refused) => {
@@ -170,7 +175,9 @@ impl Scanner {
             let has_changed = process.image != image || process.space.epoch != epoch;
             if has_changed || is_outdated {
                 let tries = tries + u8::from(has_changed);
-                if tries >= MOST_TRIES || !self.ask_again(table, pid, tries) {
+                if tries >= MOST_TRIES {
+                    repairs.push(Repair::Changing { pid });
+                } else if !self.ask_again(table, pid, tries) {
                     repairs.push(Repair::Later { pid });
                 }
                 continue;

@@ -214,7 +214,10 @@ impl Programs {
             self.clocks.suspended = suspended;
             let mut others = std::mem::take(&mut self.clocks.cpus).into_iter();
             self.clocks.cpus.extend(others.next());
-            others.for_each(|cpu| self.forget_events_of(cpu));
+            for cpu in others {
+                self.clocks.running.retain(|(of, _)| *of != cpu);
+                self.forget_events_of(cpu);
+            }
         }
         if now == self.clocks.cpus {
             return Ok(Vec::new());
