@@ -142,7 +142,8 @@ impl Repairs {
 
     /// A process changed while it was read, again and again: it is read in a moment.
     fn read_in_a_moment(&mut self, pid: u32, now: Instant) {
-        if let Some(suspect) = self.suspects.get_mut(&pid) {
+        if self.suspects.len() < MOST_SUSPECTS || self.suspects.contains_key(&pid) {
+            let suspect = self.suspects.entry(pid).or_default();
             suspect.stacks = SUSPICIOUS;
             suspect.read = now.checked_sub(AGAIN - BEING_READ);
         }
@@ -437,6 +438,21 @@ mod tests {
         assert!(repairs.all_are_due(later));
         repairs.events_were_lost(later + BETWEEN_LOSSES);
         assert!(repairs.all_are_due(later + BETWEEN_LOSSES));
+    }
+
+    #[test]
+    fn a_process_that_changes_while_it_is_read_is_read_in_a_moment_and_one_that_hangs_once() {
+        let (mut repairs, now) = (Repairs::default(), Instant::now());
+        repairs.read_in_a_moment(7, now);
+        assert!(repairs.due(now).is_empty());
+        assert_eq!(repairs.due(now + BEING_READ), [7]);
+        repairs.hung(8);
+        assert!(repairs.is_unread(8) && repairs.is_missing_some(8, now) && !repairs.is_unread(8));
+        repairs.hung(8);
+        assert!(!repairs.is_unread(8), "each try may cost a thread");
+        repairs.wait_for_samples_of(HashSet::new());
+        repairs.hung(8);
+        assert!(repairs.is_unread(8));
     }
 
     #[test]
