@@ -478,13 +478,7 @@ fn one_recording_is_uploaded_and_kept_when_that_fails() -> Result<()> {
     Ok(())
 }
 
-/// A fake of Docker's engine: it returns the same container for every request.
-fn fake_engine(socket: &std::path::Path, id: &str) -> Result<Collector> {
-    let engine = Collector::on_socket(socket)?;
-    engine.answer(known_to_an_engine(id));
-    Ok(engine)
-}
-
+/// What a fake of Docker's engine returns for every request.
 fn known_to_an_engine(id: &str) -> Answer {
     let known = serde_json::json!({
         "Id": id,
@@ -498,70 +492,77 @@ fn known_to_an_engine(id: &str) -> Answer {
     }
 }
 
+/// A program in a container, and a daemon that asks one engine about it and sends to one server.
+struct Boxed {
+    container: strata_tests::namespaces::Container,
+    daemon: Daemon,
+    server: Collector,
+    engine: Collector,
+}
+
+impl Boxed {
+    /// The daemon runs; the engine gives this answer for the container's id.
+    fn start(name: &str, rules: &str, answer: fn(&str) -> Answer) -> Result<Self> {
+        let program = targets::c("shares").named("shares_static").flag("-static").build()?;
+        let container = strata_tests::namespaces::Container::start(&program, name, &["300"])?;
+        let mut daemon = Daemon::prepared()?;
+        let (server, address) = Collector::on_port(0)?;
+        let socket = daemon.folder().join("docker.sock");
+        let engine = Collector::on_socket(&socket)?;
+        engine.answer(answer(&container.id));
+        daemon.configure(&format!(
+            "[sampling]\nfrequency = 199\n[containers]\ndocker = [\"{}\"]\ncri = []\n\
+             [exporter.pyroscope]\nurl = \"http://{address}\"\nperiod = \"1s\"\nlabels = [\"*\", \"container_id\"]\n\
+             {rules}",
+            socket.display()
+        ))?;
+        daemon.start()?;
+        Ok(Self { container, daemon, server, engine })
+    }
+
+    fn arrived(&self) -> Vec<Received> {
+        let arrived = backends::pyroscope(&self.server.requests()).unwrap_or_default();
+        let is_its = |one: &Received| one.label("container_id") == self.container.id;
+        arrived.into_iter().filter(is_its).collect()
+    }
+
+    /// By the name that the engine knows.
+    fn named(&self) -> Vec<Received> {
+        of_service(&self.arrived(), "service_name", "cart")
+    }
+}
+
 #[test]
 fn a_process_in_a_container_has_its_containers_name() -> Result<()> {
     let _machine = machine::beside_others()?;
-    let program = targets::c("shares").named("shares_static").flag("-static").build()?;
-    let container = strata_tests::namespaces::Container::start(&program, "boxed_known", &["300"])?;
-    let mut daemon = Daemon::prepared()?;
-    let (server, address) = Collector::on_port(0)?;
-    let socket = daemon.folder().join("docker.sock");
-    let engine = fake_engine(&socket, &container.id)?;
-    daemon.configure(&format!(
-        "[sampling]\nfrequency = 199\n[containers]\ndocker = [\"{}\"]\ncri = []\n\
-         [exporter.pyroscope]\nurl = \"http://{address}\"\nperiod = \"1s\"\nlabels = [\"*\", \"container_id\"]\n",
-        socket.display()
-    ))?;
-    daemon.start()?;
-    let of_container = || -> Vec<Received> {
-        let arrived = backends::pyroscope(&server.requests()).unwrap_or_default();
-        arrived.into_iter().filter(|one| one.label("container_id") == container.id).collect()
-    };
-    wait_until("the container is known", PATIENCE, || {
-        of_service(&of_container(), "service_name", "cart").len() > 1
-    })?;
-    daemon.end()?;
-    let arrived = of_service(&of_container(), "service_name", "cart");
+    let mut boxed = Boxed::start("boxed_known", "", known_to_an_engine)?;
+    wait_until("the container is known", PATIENCE, || boxed.named().len() > 1)?;
+    boxed.daemon.end()?;
+    let arrived = boxed.named();
     for one in &arrived {
         assert_eq!(one.label("container"), "cart");
         assert_eq!(one.label("container_image"), "shop/cart:7");
     }
-    let asked: Vec<String> = engine.requests().into_iter().map(|request| request.path).collect();
+    let requests = boxed.engine.requests();
+    let asked: Vec<String> = requests.into_iter().map(|request| request.path).collect();
     println!("{} profiles; the engine was asked {asked:?}", arrived.len());
-    assert!(asked.iter().any(|path| path.ends_with(&format!("/containers/{}/json", container.id))));
+    let of_it = format!("/containers/{}/json", boxed.container.id);
+    assert!(asked.iter().any(|path| path.ends_with(&of_it)));
     Ok(())
 }
 
 #[test]
 fn a_container_is_taken_in_when_a_runtime_that_was_down_knows_it() -> Result<()> {
+    const RULES: &str = "[[rule]]\nenable = true\nmatch = { container = \"cart\" }\n\
+                         [[rule]]\nenable = false\nmatch = { exe = \"*\" }\n";
     let _machine = machine::beside_others()?;
-    let program = targets::c("shares").named("shares_static").flag("-static").build()?;
-    let container = strata_tests::namespaces::Container::start(&program, "boxed", &["300"])?;
-    let mut daemon = Daemon::prepared()?;
-    let (server, address) = Collector::on_port(0)?;
-    let socket = daemon.folder().join("docker.sock");
-    let engine = Collector::on_socket(&socket)?;
-    engine.answer(Answer::status(503));
-    daemon.configure(&format!(
-        "[sampling]\nfrequency = 199\n[containers]\ndocker = [\"{}\"]\ncri = []\n\
-         [exporter.pyroscope]\nurl = \"http://{address}\"\nperiod = \"1s\"\nlabels = [\"*\", \"container_id\"]\n\
-         [[rule]]\nenable = true\nmatch = {{ container = \"cart\" }}\n\
-         [[rule]]\nenable = false\nmatch = {{ exe = \"*\" }}\n",
-        socket.display()
-    ))?;
-    daemon.start()?;
-    let of_container = || -> Vec<Received> {
-        let arrived = backends::pyroscope(&server.requests()).unwrap_or_default();
-        arrived.into_iter().filter(|one| one.label("container_id") == container.id).collect()
-    };
+    let boxed = Boxed::start("boxed_late", RULES, |_| Answer::status(503))?;
     // A process is decided about without its container's runtime after fifteen seconds.
     std::thread::sleep(Duration::from_secs(20));
-    let asked = engine.requests().len();
-    assert!(asked >= 2 && of_container().is_empty(), "asked {asked} times");
-    engine.answer(known_to_an_engine(&container.id));
-    wait_until("the container is sampled", PATIENCE, || {
-        of_service(&of_container(), "service_name", "cart").len() > 1
-    })?;
+    let asked = boxed.engine.requests().len();
+    assert!(asked >= 2 && boxed.arrived().is_empty(), "asked {asked} times");
+    boxed.engine.answer(known_to_an_engine(&boxed.container.id));
+    wait_until("the container is sampled", PATIENCE, || boxed.named().len() > 1)?;
     println!("the engine was asked {asked} times before it answered");
     Ok(())
 }

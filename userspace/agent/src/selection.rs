@@ -154,7 +154,7 @@ impl Selection {
     }
 
     /// The parents of processes whose starts were missed are known by now. Returns what is followed since:
-    /// those of them, and what they have made meanwhile.
+    /// those of them, and their children.
     pub fn adopted(&mut self, table: &ProcessTable, pids: &[u32]) -> Vec<u32> {
         let is_new = |pid: &u32| {
             let parent = table.get(*pid).map(|process| process.parent);

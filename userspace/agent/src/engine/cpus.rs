@@ -9,7 +9,7 @@ use super::{Engine, stalled_cpus};
 
 /// Between checks for events that the broker was asked for.
 const LOOK: Duration = Duration::from_millis(20);
-/// Checks beyond this time are rare.
+/// They are made so long, and once a second afterwards.
 const EXPECTED: Duration = Duration::from_secs(2);
 
 impl Engine {
@@ -62,7 +62,7 @@ impl Engine {
         (self.turn.now < since + EXPECTED).then(|| self.turn.now + LOOK)
     }
 
-    /// What the broker has opened was requested in this order.
+    /// Takes what the broker has opened, in the order in which it was requested.
     fn take_opened_events(&mut self) {
         let cpus = self.programs.cpus().to_vec();
         let programs = &mut self.programs;

@@ -10,6 +10,7 @@ use super::wall::Wall;
 use crate::code_address::CodeAddress;
 use crate::image_id::ImageId;
 use crate::processes::mapped::FileId;
+use crate::processes::scan::has_ended;
 use crate::processes::table::Space;
 use crate::tables;
 
@@ -241,9 +242,8 @@ impl Engine {
 
 /// Whether a process whose leader has ended still has threads that run.
 fn still_runs(pid: u32) -> bool {
-    // SAFETY: signal 0 only asks.
-    if unsafe { libc::kill(pid as i32, 0) } != 0 {
-        return io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH);
+    if has_ended(pid) {
+        return false;
     }
     std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.take(2).count() > 1)
 }

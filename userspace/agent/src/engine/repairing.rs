@@ -289,8 +289,7 @@ impl Engine {
         }
     }
 
-    /// Who has made these processes is known by now: they may be of those that are followed, and what they
-    /// have made.
+    /// The parents of these processes are known by now: they may be followed, and so may their children.
     fn adopt(&mut self, adopted: &[u32]) {
         for newly in self.selection.adopted(&self.table, adopted) {
             self.store.withdraw(&mut self.programs, newly);

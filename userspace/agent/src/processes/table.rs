@@ -188,7 +188,8 @@ impl ProcessTable {
         change
     }
 
-    /// Who has made a process of which nothing was known, by `/proc`. False where that was known.
+    /// Sets the parent and the threads of a process of which nothing was known, as `/proc` shows them. False
+    /// where its parent was known.
     pub fn adopt(&mut self, found: Existing<'_>) -> bool {
         let Some(process) = self.processes.get_mut(&found.pid) else { return false };
         if process.parent != 0 || found.parent == 0 {

@@ -6,12 +6,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
 
 use aya::programs::PerfEvent;
-use rustix::time::ClockId;
 
 use super::{LoadError, Programs, SAMPLER, program};
+use crate::clock::suspended_nanos;
 use crate::kernel::perf_event::{self, CpuEvent};
 
 pub(super) struct Clocks {
@@ -26,8 +25,8 @@ pub(super) struct Clocks {
     awaited: Vec<u32>,
     /// A CPU without working memory has been reported.
     is_crowded: bool,
-    /// How long the machine had been suspended at the last check.
-    suspended: Duration,
+    /// How long the machine had been suspended at the last check, in nanoseconds.
+    suspended: u64,
 }
 
 impl Clocks {
@@ -40,7 +39,7 @@ impl Clocks {
             opened: Vec::new(),
             awaited: Vec::new(),
             is_crowded: false,
-            suspended: suspended(),
+            suspended: suspended_nanos(),
         })
     }
 
@@ -66,18 +65,8 @@ fn online_cpus() -> Result<Vec<u32>, LoadError> {
     aya::util::online_cpus().map_err(|(path, _)| LoadError::Cpus(path.into()))
 }
 
-/// The least time of a suspension: two clocks are read one after the other.
-const SUSPENDED: Duration = Duration::from_millis(20);
-
-/// How long the machine has been suspended so far.
-fn suspended() -> Duration {
-    let now = |clock| {
-        let now = rustix::time::clock_gettime(clock);
-        Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or_default())
-    };
-    let since = now(ClockId::Monotonic);
-    now(ClockId::Boottime).saturating_sub(since)
-}
+/// The least time of a suspension, in nanoseconds.
+const SUSPENDED: u64 = 20_000_000;
 
 /// CPUs that may be added to a running machine with fewer, and are sampled at once.
 const ADDED: u32 = 32;
@@ -209,7 +198,7 @@ impl Programs {
     /// lost their event.
     pub fn look_for_cpus(&mut self) -> Result<Vec<u32>, LoadError> {
         let now = online_cpus()?;
-        let suspended = suspended();
+        let suspended = suspended_nanos();
         if suspended > self.clocks.suspended + SUSPENDED {
             self.clocks.suspended = suspended;
             let mut others = std::mem::take(&mut self.clocks.cpus).into_iter();
